@@ -1,0 +1,187 @@
+"""HyperGLUConfig: every choice of the layer, in the authors' names, checked when it is made.
+
+Names follow the released code (README of LJC-FVNR/HyperMLP); the mathematics each one switches is in docs/maths.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+AttnKind = Literal["glu", "relu"]
+AttnNorm = Literal["out_scale", "l2", "none"]
+Aligner = Literal["offset", "identity"]
+GateAct = Literal["sigmoid", "none"]
+Impl = Literal["auto", "dense", "chunked"]
+
+
+def choose_from(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raise if `value` is not one of the `allowed` words."""
+    if value not in allowed:
+        raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, allowed))}")
+
+
+def divisible(name: str, value: int, by: int, why: str) -> None:
+    """Raise, naming the nearest values that would do, unless `value` is a positive multiple of `by`."""
+    if value % by:
+        below = value - value % by
+        remedy = f"{below} or {below + by}" if below else str(by)
+        raise ValueError(f"{name} ({value}) must be divisible by {why}; try {remedy}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperGLUConfig:
+    """What one HyperGLU or HyperMLP layer is made of.
+
+    >>> HyperGLUConfig(n_embd=64, n_head=2, block_size=128).qk_rank
+    16
+    """
+
+    # Sizes
+    n_embd: int  # width of the model
+    n_head: int
+    block_size: int  # L: lags with parameters of their own; a longer input is a sliding window of L
+    bias: bool = False  # of q, k, v and o (gates and controls always have one)
+
+    # Which hidden activation, and how it is normalised
+    attn_kind: AttnKind = "glu"  # "glu": softplus(h_scale) ⊙ relu(h_gate), "relu": relu(h)
+    attn_norm: AttnNorm = "out_scale"  # divide by ‖h‖ at the output, before the relu ("l2": equal), or not at all
+
+    # Total widths over all heads
+    qk_rank: int | None = None  # None: n_embd // 4
+    vo_rank: int | None = None  # None: n_embd
+
+    # Which slots a row sees, and which parameter a slot meets
+    do_masking: bool = True  # False: bidirectional (needs aligner_kind="identity")
+    aligner_kind: Aligner = "offset"  # "offset": by lag, "identity": by place in the input (the paper's ablation)
+
+    # Depthwise causal convolutions in front of k and v
+    use_kv_conv: bool = True
+    conv_kernel_size: int = 4
+
+    # Rotary embedding of q and k
+    use_rope: bool = False
+    rope_base: float = 10000.0
+
+    # Gates m1 on q and m2 on the readout; gate_act is also the φ of the mixing controls
+    gate_act: GateAct = "sigmoid"
+    use_qk_gate: bool = True
+    use_vo_gate: bool = True
+
+    # R1, mixing of the scores along the sequence before the activation
+    use_op1: bool = True
+    op1_rank: int = 16
+    op1_per_head: bool = True
+    op1_use_diag: bool = True
+    op1_shortcut: bool = True
+    op1_do_masking: bool = True
+    op1_init_std: float = 0.02
+
+    # R2, mixing after it
+    use_op2: bool = True
+    op2_rank: int = 16
+    op2_per_head: bool = True
+    op2_use_diag: bool = True
+    op2_shortcut: bool = True
+    op2_do_masking: bool = True
+    op2_init_std: float = 0.02
+
+    # How it is computed
+    impl_default: Impl = "auto"
+    chunk_T: int | None = None  # rows per strip; None: chosen by the program
+
+    norm_eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        if self.qk_rank is None:
+            object.__setattr__(self, "qk_rank", self.n_embd // 4)
+        if self.vo_rank is None:
+            object.__setattr__(self, "vo_rank", self.n_embd)
+        self._check_values()
+        self._check_masking()
+
+    @property
+    def routing_heads(self) -> int:
+        """Heads of q and k: HyperGLU has a gate and a scale for each head."""
+        return 2 * self.n_head if self.attn_kind == "glu" else self.n_head
+
+    def replace(self, **changes: Any) -> HyperGLUConfig:
+        """The same configuration with some fields changed, checked again."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain values, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> HyperGLUConfig:
+        """The inverse of to_dict; an unknown field is an error that lists the known ones."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ValueError(f"unknown configuration fields {unknown}; known are {sorted(known)}")
+        missing = sorted({"n_embd", "n_head", "block_size"} - set(values))
+        if missing:
+            raise ValueError(f"the configuration lacks {missing}; they have no default")
+        return cls(**values)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> HyperGLUConfig:
+        return cls.from_dict(json.loads(text))
+
+    def _check_types(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            kind = str(field.type)
+            if kind == "bool" and not isinstance(value, bool):
+                raise ValueError(f"{field.name} ({value!r}) must be True or False")
+            if kind in ("int", "int | None"):
+                if value is None and kind == "int | None":
+                    continue
+                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                    raise ValueError(f"{field.name} ({value!r}) must be a whole number of at least 1")
+            if kind == "float" and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                raise ValueError(f"{field.name} ({value!r}) must be a number")
+
+    def _check_values(self) -> None:
+        choose_from("attn_kind", self.attn_kind, get_args(AttnKind))
+        choose_from("attn_norm", self.attn_norm, get_args(AttnNorm))
+        choose_from("aligner_kind", self.aligner_kind, get_args(Aligner))
+        choose_from("gate_act", self.gate_act, get_args(GateAct))
+        choose_from("impl_default", self.impl_default, get_args(Impl))
+        assert self.qk_rank is not None
+        assert self.vo_rank is not None
+        if self.qk_rank < 1:
+            raise ValueError(f"qk_rank defaults to n_embd // 4, which is 0 for n_embd ({self.n_embd}); give qk_rank")
+        factor = "2 * n_head" if self.attn_kind == "glu" else "n_head"
+        heads = self.routing_heads
+        divisible("qk_rank", self.qk_rank, heads, f'{factor} ({heads}) for attn_kind="{self.attn_kind}"')
+        divisible("vo_rank", self.vo_rank, self.n_head, f"n_head ({self.n_head})")
+        if self.use_rope:
+            divisible("qk_rank", self.qk_rank, 2 * heads, f"2 * routing heads ({2 * heads}) for use_rope=True")
+        for name in ("norm_eps", "rope_base"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} ({getattr(self, name)}) must be positive and finite")
+        for name in ("op1_init_std", "op2_init_std"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0 and finite")
+
+    def _check_masking(self) -> None:
+        if not self.do_masking and self.aligner_kind == "offset":
+            raise ValueError(
+                'do_masking=False needs aligner_kind="identity": the offset layout holds only the past of each row, '
+                "so there is no full matrix to leave unmasked"
+            )
+        for op in ("op1", "op2"):
+            if self.do_masking and getattr(self, f"use_{op}") and not getattr(self, f"{op}_do_masking"):
+                raise ValueError(
+                    f"{op}_do_masking=False with do_masking=True is ill-defined: slots that do not exist would enter the "
+                    f"norm and the readout (and leak the future in the identity layout); leave {op}_do_masking=True, or "
+                    'use do_masking=False with aligner_kind="identity" for a bidirectional layer'
+                )

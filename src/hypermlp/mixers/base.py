@@ -1,0 +1,112 @@
+"""The contract of every sequence mixer, and the one treatment of padding and packing that all of them share.
+
+A mixer maps x (B T C) to y (B T C). Its laws (tests/mixers/test_laws.py runs them over the registry):
+
+- causality: y[:, t] depends on x[:, :t+1] alone (unless the mixer says otherwise);
+- padding: with `attention_mask` (B T, nonzero = real token) a row's real tokens get what they would get with the padding cut
+  out, wherever it lies; y is zero at padding;
+- packing: with `cu_seqlens` (n+1, from 0 to T, batch 1) each document gets what it would get alone;
+- a batch equals its rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Mixer(nn.Module, ABC):
+    """A sequence mixer of width `width`. Subclasses project, mix and read out; they own parameters and little else."""
+
+    width: int
+
+    @abstractmethod
+    def forward(self, x: Tensor, *, attention_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor: ...
+
+
+class Tokens(NamedTuple):
+    """A batch in which every sequence is contiguous and starts at its own first token."""
+
+    x: Tensor  # B T C, real tokens first in every row, zeros behind them
+    position: Tensor  # 1 T or B T: place of a token in its own sequence
+    spans: Tensor | None = None  # n 5, see ops.types.dense_spans; None: every row is one whole sequence
+    order: Tensor | None = None  # B T: where each token of x came from
+    packed: bool = False
+
+    def restore(self, y: Tensor) -> Tensor:
+        """y (B T C) in the order of the caller's input, zero at padding."""
+        if self.order is None:
+            return y
+        y = y.masked_fill(self.position[..., None] < 0, 0)
+        return torch.zeros_like(y).scatter(1, self.order[..., None].expand_as(y), y)
+
+
+def gather_tokens(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tokens:
+    """Close up padding and mark documents; shapes are static and no value is read, so it compiles and needs no sync."""
+    B, T, _ = x.shape
+    place = torch.arange(T, device=x.device)
+    if cu_seqlens is not None:
+        bounds = cu_seqlens.to(torch.int64)
+        begin, end = bounds[:-1], bounds[1:]
+        spans = torch.stack([torch.zeros_like(begin), begin, end, begin, end], dim=1)
+        position = place - begin.repeat_interleave(end - begin, output_size=T)
+        return Tokens(x, position[None], spans, packed=True)
+    if attention_mask is not None:
+        real = attention_mask != 0
+        order = torch.argsort((~real).to(torch.int8), dim=1, stable=True)
+        length = real.sum(1)
+        position = torch.where(place < length[:, None], place, -1)  # B T
+        x = x.gather(1, order[..., None].expand_as(x)).masked_fill(position[..., None] < 0, 0)
+        zero, entry = torch.zeros_like(length), torch.arange(B, device=x.device)
+        return Tokens(x, position, torch.stack([entry, zero, length, zero, length], dim=1), order)
+    return Tokens(x, place[None])
+
+
+def check_input(x: Tensor, weight: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) -> None:
+    """Refuse at the door what a mixer with input projection `weight` (out C) cannot take; ValueError names the cure."""
+    width = weight.shape[1]
+    if x.dim() != 3 or x.shape[2] != width:
+        raise ValueError(f"x has shape {tuple(x.shape)}; it must be (batch, time, n_embd = {width})")
+    if not x.is_floating_point():
+        raise ValueError(f"x has dtype {x.dtype}; a mixer takes floating-point vectors, embed the tokens first")
+    if x.device != weight.device:
+        raise ValueError(f"x is on {x.device} and the layer on {weight.device}; move one with .to(...)")
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise ValueError(f"x is {x.dtype} and the layer {weight.dtype}; cast one with .to(...), or run under torch.autocast")
+    if attention_mask is not None and cu_seqlens is not None:
+        raise ValueError("give attention_mask (padding) or cu_seqlens (packing), not both: a packed input has no padding")
+    if attention_mask is not None:
+        check_mask(x, attention_mask)
+    if cu_seqlens is not None:
+        check_cu_seqlens(x, cu_seqlens)
+
+
+def check_mask(x: Tensor, mask: Tensor) -> None:
+    if mask.shape != x.shape[:2]:
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)}; it must be (batch, time) = {tuple(x.shape[:2])}, nonzero = real"
+        )
+    if mask.device != x.device:
+        raise ValueError(f"attention_mask is on {mask.device} and x on {x.device}; move it with .to(x.device)")
+
+
+def check_cu_seqlens(x: Tensor, bounds: Tensor) -> None:
+    if x.shape[0] != 1:
+        raise ValueError(f"cu_seqlens needs a batch of 1, x has {x.shape[0]}; flatten the documents into one row")
+    if bounds.dim() != 1 or bounds.numel() == 0 or bounds.is_floating_point() or bounds.dtype == torch.bool:
+        raise ValueError(
+            f"cu_seqlens must be a whole-number tensor of shape (n + 1,), not {bounds.dtype} {tuple(bounds.shape)}"
+        )
+    if bounds.device != x.device:
+        raise ValueError(f"cu_seqlens is on {bounds.device} and x on {x.device}; move it with .to(x.device)")
+    if torch.compiler.is_compiling():
+        return  # values are not known while a graph is traced
+    values = bounds.tolist()
+    if values[0] != 0 or values[-1] != x.shape[1]:
+        raise ValueError(f"cu_seqlens must run from 0 to the {x.shape[1]} tokens of x, not from {values[0]} to {values[-1]}")
+    if any(b <= a for a, b in pairwise(values)):
+        raise ValueError(f"cu_seqlens must increase from entry to entry: {values}")

@@ -1,0 +1,269 @@
+"""HyperGLU and HyperMLP: project, mix along features and sequence, read out.
+
+Letters: B batch, T time, C width, H heads, G routing heads (2H for GLU), K and V widths of a head, R mixing rank, L block_size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hypermlp import ops
+from hypermlp.config import HyperGLUConfig
+from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+
+INIT_STD = 0.02  # appendix L
+
+
+class CausalConv(nn.Module):
+    """Depthwise causal convolution along time, y[t] = Σ_j weight[:, W−1−j] ⊙ x[t−j]: the newest tap is the last."""
+
+    def __init__(self, width: int, taps: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, taps))
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        """A tap that reaches before its sequence (position, 1 T or B T) began sees zero."""
+        taps, time = self.weight.shape[1], x.shape[1]
+        y = x * self.weight[:, -1]
+        for j in range(1, min(taps, time)):
+            inside = (position[:, j:] >= j)[..., None]
+            y = y + F.pad(torch.where(inside, x[:, : time - j], 0) * self.weight[:, taps - 1 - j], (0, 0, j, 0))
+        return y
+
+
+class SequenceMixing(nn.Module):
+    """Parameters of R(x_t) = D + A Diag(s_t) Bᵀ for all heads; lag ℓ is at index L−1−ℓ."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        length: int,
+        rank: int,
+        *,
+        per_head: bool,
+        diag: bool,
+        shortcut: bool,
+        init_std: float,
+    ) -> None:
+        super().__init__()
+        sets = heads if per_head else 1
+        self.heads, self.shortcut, self.init_std = heads, shortcut, init_std
+        self.A = nn.Parameter(torch.empty(sets, length, rank))
+        self.B = nn.Parameter(torch.empty(sets, length, rank))
+        self.diag = nn.Parameter(torch.empty(sets, length)) if diag else None
+        self.control = nn.Linear(width, heads * rank)
+
+    def forward(self, x: Tensor, sigmoid: bool) -> ops.Mixing:
+        control = self.control(x).unflatten(-1, (self.heads, -1))  # B T H R
+        A, B = (p.expand(self.heads, -1, -1) for p in (self.A, self.B))
+        diag = None if self.diag is None else self.diag.expand(self.heads, -1)
+        return ops.Mixing(A, B, torch.sigmoid(control) if sigmoid else control, diag, self.shortcut)
+
+
+class HyperGLU(Mixer):
+    """The paper's layer; config.attn_kind="relu" makes it HyperMLP.
+
+    >>> layer = HyperGLU(HyperGLUConfig(n_embd=64, n_head=2, block_size=128))
+    >>> layer(torch.randn(2, 100, 64)).shape
+    torch.Size([2, 100, 64])
+    """
+
+    def __init__(self, config: HyperGLUConfig) -> None:
+        super().__init__()
+        assert config.qk_rank is not None
+        assert config.vo_rank is not None
+        self.config = config
+        self.width = C = config.n_embd
+        self.q = nn.Linear(C, config.qk_rank, bias=config.bias)
+        self.k = nn.Linear(C, config.qk_rank, bias=config.bias)
+        self.v = nn.Linear(C, config.vo_rank, bias=config.bias)
+        self.o = nn.Linear(config.vo_rank, C, bias=config.bias)
+        self.conv_k = CausalConv(C, config.conv_kernel_size) if config.use_kv_conv else None
+        self.conv_v = CausalConv(C, config.conv_kernel_size) if config.use_kv_conv else None
+        self.gate_qk = nn.Linear(C, config.qk_rank) if config.use_qk_gate else None
+        self.gate_vo = nn.Linear(C, config.vo_rank) if config.use_vo_gate else None
+        self.op1 = self._sequence_mixing("op1", config.routing_heads) if config.use_op1 else None
+        self.op2 = self._sequence_mixing("op2", config.n_head) if config.use_op2 else None
+        self.spec = ops.Spec(
+            kind=config.attn_kind,
+            norm=config.attn_norm,
+            aligner=config.aligner_kind,
+            causal=config.do_masking,
+            block_size=config.block_size,
+            eps=config.norm_eps,
+        )
+        self.reset_parameters()
+
+    def _sequence_mixing(self, op: str, heads: int) -> SequenceMixing:
+        def get(name: str) -> object:
+            return getattr(self.config, f"{op}_{name}")
+
+        return SequenceMixing(
+            self.config.n_embd,
+            heads,
+            self.config.block_size,
+            getattr(self.config, f"{op}_rank"),
+            per_head=bool(get("per_head")),
+            diag=bool(get("use_diag")),
+            shortcut=bool(get("shortcut")),
+            init_std=getattr(self.config, f"{op}_init_std"),
+        )
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Appendix L: weights, convolutions and low-rank factors from N(0, 0.02²), biases and diagonals zero."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, CausalConv)):
+                module.weight.normal_(0, INIT_STD, generator=generator)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    module.bias.zero_()
+            elif isinstance(module, SequenceMixing):
+                module.A.normal_(0, module.init_std, generator=generator)
+                module.B.normal_(0, module.init_std, generator=generator)
+                if module.diag is not None:
+                    module.diag.zero_()
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        impl: str | None = None,
+        chunk_T: int | None = None,
+    ) -> Tensor:
+        """y (B T C) for x (B T C).
+
+        attention_mask (B T, nonzero = real token): padding changes nothing, wherever it lies. cu_seqlens (n + 1, batch 1):
+        each document is computed as if alone. impl and chunk_T override impl_default and chunk_T of the configuration.
+        """
+        check_input(x, self.q.weight, attention_mask, cu_seqlens)
+        chunk = self.config.chunk_T if chunk_T is None else chunk_T
+        if chunk is not None and chunk < 1:
+            raise ValueError(f"chunk_T ({chunk}) must be a whole number of at least 1, or None")
+        tokens = gather_tokens(x, attention_mask, cu_seqlens)
+        q, k, v = self._project(tokens)
+        sigmoid = self.config.gate_act == "sigmoid"
+        routing = None if self.op1 is None else self.op1(tokens.x, sigmoid)
+        reading = None if self.op2 is None else self.op2(tokens.x, sigmoid)
+        # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
+        by_lag = self.spec.aligner == "offset" and not tokens.packed
+        spans = None if by_lag else tokens.spans
+        o = ops.mix(q, k, v, routing, reading, self.spec, spans, impl=impl or self.config.impl_default, chunk=chunk)
+        o = o.flatten(2)
+        if self.gate_vo is not None:
+            o = o * self._gate(self.gate_vo, tokens.x)
+        return tokens.restore(self.o(o))
+
+    def _project(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B T G K), rotated and gated, k (B T G K) and v (B T H V)."""
+        x, G, H = tokens.x, self.config.routing_heads, self.config.n_head
+        x_k = x if self.conv_k is None else self.conv_k(x, tokens.position)
+        x_v = x if self.conv_v is None else self.conv_v(x, tokens.position)
+        q, k = self.q(x).unflatten(-1, (G, -1)), self.k(x_k).unflatten(-1, (G, -1))
+        if self.config.use_rope:
+            cos, sin = rotary_angles(tokens.position, q.shape[-1], self.config.rope_base)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if self.gate_qk is not None:
+            q = q * self._gate(self.gate_qk, x).unflatten(-1, (G, -1))
+        return q, k, self.v(x_v).unflatten(-1, (H, -1))
+
+    def _gate(self, gate: nn.Linear, x: Tensor) -> Tensor:
+        return torch.sigmoid(gate(x)) if self.config.gate_act == "sigmoid" else gate(x)
+
+    def authors_state_dict(self) -> dict[str, Tensor]:
+        """The parameters under the names and in the shapes of the authors' released code."""
+        return {theirs: to_authors(theirs, value, self.config) for theirs, value in self._by_authors_name().items()}
+
+    def load_authors_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Load parameters saved by the authors' code; nothing is changed unless all of them fit."""
+        wanted = self._by_authors_name()
+        missing, unknown = sorted(set(wanted) - set(state)), sorted(set(state) - set(wanted))
+        if missing or unknown:
+            raise ValueError(
+                f"the state does not fit this configuration: missing {missing}, unknown {unknown}; "
+                "the configuration must have the options it was trained with"
+            )
+        loaded = {name: from_authors(name, state[name], wanted[name]) for name in wanted}
+        with torch.no_grad():
+            for name, value in loaded.items():
+                wanted[name].copy_(value)
+
+    def _by_authors_name(self) -> dict[str, nn.Parameter]:
+        return {authors_name(name): value for name, value in self.named_parameters()}
+
+    def extra_repr(self) -> str:
+        c = self.config
+        return f"{c.attn_kind}, n_embd={c.n_embd}, n_head={c.n_head}, block_size={c.block_size}, qk_rank={c.qk_rank}"
+
+
+class HyperMLP(HyperGLU):
+    """The same layer with the plain ReLU activation, attn_kind="relu"."""
+
+    def __init__(self, config: HyperGLUConfig) -> None:
+        super().__init__(config.replace(attn_kind="relu"))
+
+
+def rotary_angles(position: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
+    """cos and sin (1|B T 1 K). As in the released code, coordinate e has frequency e mod K/2, although it pairs with e ± 1."""
+    exact = torch.float32 if position.device.type == "mps" else torch.float64  # positions grow without end in a stream
+    frequency = base ** -(torch.arange(0, width, 2, device=position.device, dtype=exact) / width)
+    angle = position.clamp(min=0)[..., None].to(exact) * frequency  # B T K/2
+    angle = torch.cat([angle, angle], dim=-1)[:, :, None]
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Pairs (even, odd) of x (B T G K) turned by the angles."""
+    turned = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+    return x * cos.to(x.dtype) + turned * sin.to(x.dtype)
+
+
+# The authors apply both operators as (y U ⊙ s) Vt. R1 multiplies from the right, so U = A and Vt = Bᵀ; R2 is transposed.
+AUTHORS_NAMES = {
+    "o.": "c_proj.",
+    "conv_k.weight": "conv1.conv.weight",
+    "conv_v.weight": "conv2.conv.weight",
+    "gate_qk.": "left_gate.",
+    "gate_vo.": "right_gate.",
+    "op1.control.": "control1.",
+    "op2.control.": "control2.",
+    "op1.A": "op.mix.U",
+    "op1.B": "op.mix.Vt",
+    "op1.diag": "op.mix.d",
+    "op2.B": "op2.mix.U",
+    "op2.A": "op2.mix.Vt",
+    "op2.diag": "op2.mix.d",
+}
+
+
+def authors_name(name: str) -> str:
+    for ours, theirs in AUTHORS_NAMES.items():
+        if name.startswith(ours):
+            return theirs + name[len(ours) :]
+    return name
+
+
+def to_authors(name: str, value: Tensor, config: HyperGLUConfig) -> Tensor:
+    value = value.detach().clone()
+    if ".conv." in name:
+        return value[:, None]
+    if ".mix." not in name:
+        return value
+    value = value.mT.contiguous() if name.endswith("Vt") else value
+    per_head = config.op2_per_head if name.startswith("op2.") else config.op1_per_head
+    return value if per_head else value[0]  # one set for all heads has no head axis there; ours keeps an axis of one
+
+
+def from_authors(name: str, value: Tensor, parameter: Tensor) -> Tensor:
+    if ".conv." in name and value.dim() == 3:
+        value = value[:, 0]
+    if ".mix." in name:
+        value = value.mT if name.endswith("Vt") else value
+        value = value[None] if value.dim() == parameter.dim() - 1 else value
+    if value.shape != parameter.shape:
+        raise ValueError(f"{name} has shape {tuple(value.shape)}; this configuration needs {tuple(parameter.shape)}")
+    return value

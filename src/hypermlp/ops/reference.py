@@ -1,0 +1,100 @@
+"""The operator as the paper writes it: dense, differentiable, slow. The oracle of every other implementation.
+
+Letters: B batch, T rows, S slots, H heads, G routing heads, K key width, V value width, R mixing rank, L block_size,
+N columns of the hidden layer. Columns are lags, newest last, in the offset layout and slots in the identity layout.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hypermlp.ops.types import Mixing, Spec, compute_dtype
+
+
+class Layout(NamedTuple):
+    """Which slot a row meets in each column, whether it exists, and which lag parameter the column has."""
+
+    slot: Tensor  # B T N
+    exists: Tensor  # B 1 T N
+    lag: Tensor  # B N, index into the L lag parameters
+
+
+def mix(
+    q: Tensor,  # B T G K, rotated and gated
+    k: Tensor,  # B S G K
+    v: Tensor,  # B S H V
+    routing: Mixing | None,  # R1, G heads
+    reading: Mixing | None,  # R2, H heads
+    spec: Spec,
+    spans: Tensor | None = None,
+) -> Tensor:
+    """Readout o (B T H V), before the gate m2. Equations (7) to (11) of the paper."""
+    out_dtype, dtype = v.dtype, compute_dtype(v.dtype)
+    with torch.autocast(q.device.type, enabled=False):
+        layout = make_layout(q.shape[0], q.shape[1], k.shape[1], spec, spans, q.device)
+        z = torch.einsum("btgk,bsgk->bgts", q.to(dtype), k.to(dtype))
+        z = z.gather(3, layout.slot.clamp(min=0)[:, None].expand(*z.shape[:3], -1))
+        h = apply(routing, torch.where(layout.exists, z, 0), layout)  # eq. (7): h = z R1
+
+        gate, scale = h.chunk(2, dim=1) if spec.kind == "glu" else (h, None)
+        rho = (gate.square().sum(-1, keepdim=True) + spec.eps).sqrt()  # B H T 1
+        a = F.relu(gate / rho) if spec.norm == "l2" else F.relu(gate)
+        if scale is not None:
+            a = F.softplus(scale) * a  # eq. (11)
+
+        w = apply(reading, a, layout, transpose=True)  # eq. (10): w = a R2ᵀ
+        time = w.new_zeros(*w.shape[:3], k.shape[1])
+        time = time.scatter_add(3, layout.slot.clamp(min=0)[:, None].expand_as(w), w)
+        o = torch.einsum("bhts,bshv->bthv", time, v.to(dtype))
+        if spec.norm == "out_scale":
+            o = o / rho.transpose(1, 2)
+        return o.to(out_dtype)
+
+
+def apply(mixing: Mixing | None, y: Tensor, layout: Layout, transpose: bool = False) -> Tensor:
+    """y R = y ⊙ D + ((y A) ⊙ s) Bᵀ, or y Rᵀ, on the slots that exist. Lemma G.1: the N × N matrix is never formed."""
+    if mixing is None:
+        return y
+    A, B = (mixing.B, mixing.A) if transpose else (mixing.A, mixing.B)
+    A, B = A[:, layout.lag].to(y.dtype), B[:, layout.lag].to(y.dtype)  # H B N R
+    low_rank = torch.einsum("bhtn,hbnr->bhtr", y, A) * mixing.control.transpose(1, 2).to(y.dtype)
+    out = torch.einsum("bhtr,hbnr->bhtn", low_rank, B)
+    D = mixing.baseline()
+    if D is not None:
+        out = out + y * D[:, layout.lag].to(y.dtype).transpose(0, 1)[:, :, None]  # B H 1 N
+    return torch.where(layout.exists, out, 0)
+
+
+def make_layout(B: int, T: int, S: int, spec: Spec, spans: Tensor | None, device: torch.device) -> Layout:
+    """Rows sit at the end of their slots; a row sees its own span's slots, at most L of them, none of the future."""
+    row, start, stop, position = row_tables(B, T, S, spans, device)  # each B T
+    L = spec.block_size
+    if spec.aligner == "offset":
+        N = min(S, L)
+        column = torch.arange(N, device=device)
+        slot = position[..., None] - (N - 1) + column  # B T N: right-aligned lags
+        exists = slot >= start[..., None]
+        lag = (L - N + column)[None]
+    else:
+        slot = torch.arange(S, device=device).expand(*row.shape, S)
+        last = position if spec.causal else stop - 1
+        exists = (slot >= start[..., None]) & (slot <= last[..., None])
+        lag = (torch.arange(S, device=device) - stop + L).clamp(0, L - 1)  # right-aligned in its own span; rows are slots
+    return Layout(slot.expand(B, -1, -1), (exists & (position >= 0)[..., None])[:, None], lag)
+
+
+def row_tables(B: int, T: int, S: int, spans: Tensor | None, device: torch.device) -> tuple[Tensor, ...]:
+    """For each row: itself, first slot and end of its span, and its own slot (−1: the row lies in no span)."""
+    row = torch.arange(T, device=device)
+    if spans is None:
+        row = row.expand(1, T)
+        return row, torch.zeros_like(row), torch.full_like(row, S), row + S - T
+    batch, r0, r1, c0, c1 = spans.to(device).unbind(1)  # each n
+    inside = (batch[:, None] == torch.arange(B, device=device))[..., None]
+    inside = inside & ((row >= r0[:, None]) & (row < r1[:, None]))[:, None]  # n B T
+    start, stop, shift = ((inside * value[:, None, None]).sum(0) for value in (c0, c1, c1 - r1))
+    return row.expand(B, T), start, stop, torch.where(inside.any(0), row + shift, -1)

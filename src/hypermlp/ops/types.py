@@ -1,0 +1,65 @@
+"""What every implementation of the operator takes: the mixing operators, the fixed choices, the spans.
+
+Letters used throughout `ops`:
+
+    B batch   T rows (new tokens)   S slots (keys and values)   H heads   G routing heads (2H for GLU, else H)
+    K width of a routing head   V width of a head   R mixing rank   L block_size   N mixing columns of a strip
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hypermlp.config import Aligner, AttnKind, AttnNorm
+
+
+class Mixing(NamedTuple):
+    """One operator along the sequence, R(x_t) = D + A Diag(s_t) Bᵀ with D = shortcut + diag, for all heads.
+
+    A, B and diag hold lag ℓ at index L−1−ℓ, so a context of n slots in time order meets the slice [L−n:].
+    """
+
+    A: Tensor  # H L R
+    B: Tensor  # H L R
+    control: Tensor  # B T H R: s, after its activation
+    diag: Tensor | None  # H L
+    shortcut: bool
+
+    def baseline(self) -> Tensor | None:
+        """D over all lags (H L); None where it is zero."""
+        if self.diag is None:
+            return torch.ones_like(self.A[..., 0]) if self.shortcut else None
+        return 1 + self.diag if self.shortcut else self.diag
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """The choices of the operator that are not tensors; see HyperGLUConfig for their meaning."""
+
+    kind: AttnKind
+    norm: AttnNorm
+    aligner: Aligner
+    causal: bool
+    block_size: int
+    eps: float
+
+
+def dense_spans(batch: int, rows: int, slots: int) -> Tensor:
+    """The spans of a plain batch: one sequence a batch entry, its rows the last of its slots.
+
+    Spans are an int64 tensor (n 5), each row [batch entry, row begin, row end, slot begin, slot end]: the rows are the last
+    rows of the sequence that the slots make. What lies in no span does not exist.
+
+        >>> dense_spans(2, 3, 5).tolist()
+        [[0, 0, 3, 0, 5], [1, 0, 3, 0, 5]]
+    """
+    return torch.tensor([[b, 0, rows, 0, slots] for b in range(batch)], dtype=torch.int64).reshape(-1, 5)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Half precision is computed in float32: row norms and long sums do not survive less."""
+    return torch.promote_types(dtype, torch.float32)
