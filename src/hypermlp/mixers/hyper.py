@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hypermlp import ops
 from hypermlp.config import HyperGLUConfig
+from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
 
 INIT_STD = 0.02  # appendix L
@@ -165,8 +166,10 @@ class HyperGLU(Mixer):
         x_v = x if self.conv_v is None else self.conv_v(x, tokens.position)
         q, k = self.q(x).unflatten(-1, (G, -1)), self.k(x_k).unflatten(-1, (G, -1))
         if self.config.use_rope:
-            cos, sin = rotary_angles(tokens.position, q.shape[-1], self.config.rope_base)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            # As in the released code, coordinate e has frequency e mod K/2, although it pairs with e ± 1.
+            angle = rotary.angles(tokens.position, q.shape[-1], self.config.rope_base)
+            angle = torch.cat([angle, angle], dim=-1)
+            q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
         if self.gate_qk is not None:
             q = q * self._gate(self.gate_qk, x).unflatten(-1, (G, -1))
         return q, k, self.v(x_v).unflatten(-1, (H, -1))
@@ -205,21 +208,6 @@ class HyperMLP(HyperGLU):
 
     def __init__(self, config: HyperGLUConfig) -> None:
         super().__init__(config.replace(attn_kind="relu"))
-
-
-def rotary_angles(position: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin (1|B T 1 K). As in the released code, coordinate e has frequency e mod K/2, although it pairs with e ± 1."""
-    exact = torch.float32 if position.device.type == "mps" else torch.float64  # positions grow without end in a stream
-    frequency = base ** -(torch.arange(0, width, 2, device=position.device, dtype=exact) / width)
-    angle = position.clamp(min=0)[..., None].to(exact) * frequency  # B T K/2
-    angle = torch.cat([angle, angle], dim=-1)[:, :, None]
-    return angle.cos(), angle.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pairs (even, odd) of x (B T G K) turned by the angles."""
-    turned = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
-    return x * cos.to(x.dtype) + turned * sin.to(x.dtype)
 
 
 # The authors apply both operators as (y U ⊙ s) Vt. R1 multiplies from the right, so U = A and Vt = Bᵀ; R2 is transposed.

@@ -1,0 +1,1 @@
+"""Blocks and language models around any mixer."""

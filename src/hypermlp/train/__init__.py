@@ -1,0 +1,1 @@
+"""Optimisation of any model from any iterator of batches."""

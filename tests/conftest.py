@@ -1,0 +1,25 @@
+"""One thread a worker, reproducible examples, and uninitialised memory that can be poisoned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)  # pytest-xdist runs one worker a core
+
+settings.register_profile("laws", deadline=None, derandomize=True, max_examples=20, database=None)
+settings.load_profile("laws")
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Fill uninitialised memory with NaN, so that an element nobody wrote shows."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(before[0])
+    torch.utils.deterministic.fill_uninitialized_memory = before[1]

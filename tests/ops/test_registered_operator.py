@@ -1,0 +1,31 @@
+"""hypermlp::strips is a well-behaved torch operator: schema, fake tensors, autograd registration, dispatch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import make_problem
+from torch import Tensor
+
+from hypermlp.ops.strips import flat_operator
+
+CASES = {
+    "glu": {"T": 9, "L": 6},
+    "relu, no diagonal": {"T": 5, "L": 8, "kind": "relu", "diag": False, "shortcut": False},
+    "no R1, packed": {"T": 5, "L": 8, "op1": False, "spans": torch.tensor([[0, 0, 2, 0, 2], [1, 0, 5, 0, 5]])},
+    "identity, no R2": {"T": 5, "L": 5, "aligner": "identity", "op2": False},
+}
+
+
+def flat(problem: object) -> tuple[object, ...]:
+    leaves = {name: t.float().requires_grad_() for name, t in problem.leaves().items()}
+    p = problem.with_leaves(leaves)
+    s = p.spec
+    operators: tuple[Tensor | None, ...] = (*flat_operator(p.routing, False), *flat_operator(p.reading, True))
+    detached = [None if t is None else t.detach().requires_grad_() for t in operators]
+    return (p.q, p.k, p.v, *detached, p.spans, s.kind, s.norm, s.aligner, s.causal, s.block_size, s.eps, 4)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_opcheck(case: dict) -> None:
+    torch.library.opcheck(torch.ops.hypermlp.strips.default, flat(make_problem(**case)))
