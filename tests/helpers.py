@@ -156,9 +156,7 @@ class Problem:
         return ops.mix(self.q, self.k, self.v, self.routing, self.reading, spec, spans, impl=impl, chunk=chunk)
 
 
-def make_mixing(
-    B: int, T: int, H: int, L: int, R: int, seed: int, *, diag: bool = True, shortcut: bool = True
-) -> ops.Mixing:
+def make_mixing(B: int, T: int, H: int, L: int, R: int, seed: int, *, diag: bool = True, shortcut: bool = True) -> ops.Mixing:
     A, C = 0.5 * randn(H, L, R, seed=seed), 0.5 * randn(H, L, R, seed=seed + 1)
     control = torch.sigmoid(randn(B, T, H, R, seed=seed + 2))
     return ops.Mixing(A, C, control, 0.5 * randn(H, L, seed=seed + 3) if diag else None, shortcut)

@@ -51,12 +51,11 @@ def test_future_never_changes_the_past(
     for name in ("q", "k", "v", "R1.control", "R2.control"):
         leaves[name][:, cut:] = 7
     changed = problem.with_leaves(leaves).mix(impl, chunk)
-    assert torch.equal(changed[:, :cut].isfinite(), torch.ones_like(changed[:, :cut], dtype=torch.bool))
     assert_same(changed[:, :cut], problem.mix(impl, chunk)[:, :cut], TOLERANCE[precision(impl)])
 
 
 @each_impl
-@given(seed=seeds, kind=kinds, T=st.integers(2, 12), L=st.integers(1, 14), cut=st.integers(1, 11))
+@given(seed=seeds, kind=kinds, T=st.integers(5, 12), L=st.integers(3, 14), cut=st.integers(4, 11))
 def test_past_outputs_have_no_gradient_in_the_future(
     impl: str, chunk: int | None, seed: int, kind: str, T: int, L: int, cut: int
 ) -> None:
@@ -100,7 +99,7 @@ def test_lag_layout_is_invariant_to_truncation(
 
 
 @each_impl
-@given(seed=seeds, kind=kinds, t=st.integers(2, 8), newer=st.integers(1, 8))
+@given(seed=seeds, kind=kinds, t=st.integers(4, 8), newer=st.integers(1, 8))
 def test_forward_layout_has_the_wrong_invariance(
     impl: str, chunk: int | None, seed: int, kind: str, t: int, newer: int
 ) -> None:
@@ -114,7 +113,7 @@ def test_forward_layout_has_the_wrong_invariance(
     recent = short.replace(k=long.k[:, -t:], v=long.v[:, -t:])
     o = extended.mix(impl, chunk)
     assert_same(o, oldest.mix(impl, chunk), tolerance)
-    assert error(o, recent.mix(impl, chunk)) > 1e3 * tolerance or not (o != 0).any()
+    assert error(o, recent.mix(impl, chunk)) > 1e3 * tolerance
 
 
 def extend(mixing: ops.Mixing, more: int, at_end: bool = False) -> ops.Mixing:
@@ -129,7 +128,7 @@ def extend(mixing: ops.Mixing, more: int, at_end: bool = False) -> ops.Mixing:
 
 
 @each_impl
-@given(seed=seeds, kind=kinds, T=st.integers(2, 12), t=st.integers(1, 11))
+@given(seed=seeds, kind=kinds, T=st.integers(5, 12), t=st.integers(4, 11))
 def test_prefix_of_a_longer_input_is_the_shorter_input(
     impl: str, chunk: int | None, seed: int, kind: str, T: int, t: int
 ) -> None:

@@ -1,0 +1,75 @@
+"""The laws of mixers/base.py over the whole registry; a new mixer is included by its line there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import assert_same, perturb, randn, run_layer
+from torch import nn
+
+from hypermlp.mixers import MIXERS, build_mixer
+
+WIDTH, T = 16, 13
+each_mixer = pytest.mark.parametrize("name", sorted(MIXERS))
+
+
+def build(name: str) -> nn.Module:
+    return perturb(build_mixer(name, WIDTH, 24).double())
+
+
+@each_mixer
+@pytest.mark.parametrize("cut", [1, 6, T - 1])
+def test_future_never_changes_the_past(name: str, cut: int) -> None:
+    mixer, x = build(name), randn(2, T, WIDTH)
+    changed = x.clone()
+    changed[:, cut:] = 5 * randn(2, T - cut, WIDTH, seed=1)
+    assert_same(mixer(changed)[:, :cut], mixer(x)[:, :cut])
+    assert (mixer(changed)[:, cut:] != mixer(x)[:, cut:]).any()
+
+
+@each_mixer
+@pytest.mark.parametrize("cut", [1, 6, T - 1])
+def test_past_outputs_have_no_gradient_in_the_future(name: str, cut: int) -> None:
+    mixer, x = build(name), randn(2, T, WIDTH).requires_grad_()
+    mixer(x)[:, :cut].square().sum().backward()
+    assert x.grad is not None
+    assert (x.grad[:, cut:] == 0).all()
+    assert (x.grad[:, :cut] != 0).any()
+
+
+@each_mixer
+def test_padding_changes_nothing(name: str) -> None:
+    mixer, x, d_y = build(name), randn(3, T, WIDTH), randn(3, T, WIDTH, seed=1)
+    real = torch.tensor([[0] * 5 + [1] * 8, [1] * 7 + [0] * 6, [1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 0, 1]]).bool()
+    found = run_layer(mixer, x, d_y, attention_mask=real)
+    for b, r in enumerate(real):
+        alone = run_layer(mixer, x[b : b + 1, r], d_y[b : b + 1, r])
+        for key in ("y", "dx"):
+            assert_same(found[key][b, r], alone[key][0])
+            assert (found[key][b, ~r] == 0).all()
+
+
+@each_mixer
+def test_packed_documents_are_computed_alone(name: str) -> None:
+    mixer, x, d_y = build(name), randn(1, T, WIDTH), randn(1, T, WIDTH, seed=1)
+    bounds = [0, 4, 5, T]
+    found = run_layer(mixer, x, d_y, cu_seqlens=torch.tensor(bounds))
+    for a, b in zip(bounds, bounds[1:], strict=False):
+        alone = run_layer(mixer, x[:, a:b], d_y[:, a:b])
+        for key in ("y", "dx"):
+            assert_same(found[key][:, a:b], alone[key])
+
+
+@each_mixer
+def test_batch_equals_its_rows(name: str) -> None:
+    mixer, x, d_y = build(name), randn(3, T, WIDTH), randn(3, T, WIDTH, seed=1)
+    found = run_layer(mixer, x, d_y)
+    for b in range(3):
+        alone = run_layer(mixer, x[b : b + 1], d_y[b : b + 1])
+        for key in ("y", "dx"):
+            assert_same(found[key][b : b + 1], alone[key])
+
+
+def test_unknown_mixer_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=f"unknown mixer 'linear attention'; known are {', '.join(sorted(MIXERS))}"):
+        build_mixer("linear attention", WIDTH, T)

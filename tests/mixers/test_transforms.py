@@ -1,0 +1,93 @@
+"""torch.compile and torch.func see the same layer as eager execution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from helpers import assert_same, make_layer, make_problem, over, randn, run_layer
+from torch import Tensor
+
+T = 9
+OPTIONS = {
+    "plain": {},
+    "padded": {"attention_mask": torch.tensor([[0] * 4 + [1] * 5, [1] * 9])},
+    "packed": {"cu_seqlens": torch.tensor([0, 3, 9])},
+}
+each_impl = over([("dense", None), ("chunked", 4)])
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compare_compiled(backend: str, options: dict, impl: str, chunk: int | None) -> None:
+    layer = make_layer(dtype=torch.float32)
+    batch = 1 if "cu_seqlens" in options else 2
+    x, d_y = (randn(batch, T, 16, seed=s, dtype=torch.float32) for s in (1, 2))
+    expected = run_layer(layer, x, d_y, impl=impl, chunk_T=chunk, **options)
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    layer.zero_grad()
+    leaf = x.clone().requires_grad_()
+    y = compiled(leaf, impl=impl, chunk_T=chunk, **options)
+    y.backward(d_y)
+    found = {"y": y.detach(), "dx": leaf.grad, **{name: p.grad for name, p in layer.named_parameters()}}
+    assert_same(found, expected, 1e-5)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@each_impl
+def test_inductor(impl: str, chunk: int | None) -> None:
+    compare_compiled("inductor", OPTIONS["plain"], impl, chunk)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@each_impl
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_one_graph(options: dict, impl: str, chunk: int | None) -> None:
+    compare_compiled("aot_eager", options, impl, chunk)
+
+
+def test_vmap_over_the_batch() -> None:
+    layer, x = make_layer(), randn(3, T, 16)
+    found = torch.func.vmap(lambda row: layer(row[None], impl="dense")[0])(x)
+    assert_same(found, layer(x, impl="dense"))
+
+
+def test_forward_mode_agrees_with_reverse_mode() -> None:
+    layer, x, tangent, d_y = make_layer(), *(randn(2, T, 16, seed=s) for s in range(3))
+    y, d_forward = torch.func.jvp(lambda x: layer(x, impl="dense"), (x,), (tangent,))
+    found = run_layer(layer, x, d_y, impl="dense")
+    assert_same(y, found["y"])
+    assert_same((d_forward * d_y).sum(), (found["dx"] * tangent).sum())
+
+
+@each_impl
+def test_functional_call(impl: str, chunk: int | None) -> None:
+    layer, other, x = make_layer(1), make_layer(2), randn(2, T, 16)
+    options = {"impl": impl, "chunk_T": chunk}
+    found = torch.func.functional_call(layer, dict(other.named_parameters()), (x,), options)
+    assert_same(found, other(x, **options))
+
+
+@pytest.mark.parametrize("kind", ["glu", "relu"])
+def test_second_derivatives_of_the_reference(kind: str) -> None:
+    problem = make_problem(3, L=4, B=1, H=1, kind=kind)
+    names = list(problem.leaves())
+
+    def readout(*tensors: Tensor) -> Tensor:
+        return problem.with_leaves(dict(zip(names, tensors, strict=True))).mix("dense")
+
+    assert torch.autograd.gradgradcheck(readout, [t.requires_grad_() for t in problem.leaves().values()])
+
+
+def test_strips_refuse_a_second_derivative() -> None:
+    """Better an error than a gradient that forgot a term."""
+    layer, x = make_layer(), randn(1, T, 16).requires_grad_()
+    (d_x,) = torch.autograd.grad(layer(x, impl="chunked").sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        d_x.sum().backward()

@@ -1,0 +1,49 @@
+"""What the documents promise runs as printed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_python_block_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    run(block)
+
+
+def test_the_authors_quick_start_runs_verbatim() -> None:
+    assert run((ROOT / "tests" / "authors_quickstart.txt").read_text()) == "torch.Size([2, 128, 512])\n"
+
+
+def test_the_readme_is_short_and_its_tree_and_links_exist() -> None:
+    assert len(README.splitlines()) < 150
+    for target in re.findall(r"\]\(((?!http)[^)]+)\)", README):
+        assert (ROOT / target).exists(), target
+    tree = README.split("    src/hypermlp/\n")[1].split("\n\n")[0]
+    for name in re.findall(r"^ {6}(\S+)", tree, re.M):
+        assert (ROOT / "src" / "hypermlp" / name).exists(), name
+
+
+def test_the_mixer_of_contributing_obeys_its_contract() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S)
+    space: dict[str, object] = {}
+    header = "import torch\nfrom torch import nn\nfrom hypermlp.mixers.base import Mixer, check_input, gather_tokens\n"
+    exec(header + "\n".join(line.removeprefix("   ") for line in block.splitlines()), space)
+    mixer = space["RunningMean"](8).double()  # type: ignore[operator]
+    x = torch.randn(1, 9, 8, dtype=torch.float64)
+    packed = mixer(x, cu_seqlens=torch.tensor([0, 4, 9]))
+    torch.testing.assert_close(packed, torch.cat([mixer(x[:, :4]), mixer(x[:, 4:])], 1))
+    mask = torch.ones(1, 9)
+    mask[:, :3] = 0
+    torch.testing.assert_close(mixer(x, attention_mask=mask)[:, 3:], mixer(x[:, 3:]))
