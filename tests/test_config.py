@@ -7,8 +7,8 @@ import json
 import re
 
 import pytest
-from helpers import make_config
 
+from helpers import make_config
 from hypermlp import HyperGLUConfig, HyperMLP
 
 # The quick-start of the authors' README, in its order, with two differences: impl_default and chunk_T are chosen by the

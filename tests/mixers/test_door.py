@@ -6,8 +6,9 @@ import re
 
 import pytest
 import torch
-from helpers import each_impl, make_layer, precision, randn
 from torch import Tensor
+
+from helpers import each_impl, make_layer, precision, randn
 
 FLOAT = torch.float64
 GOOD = (2, 5, 16)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import each_impl, precision, run_layer
 from safetensors import safe_open
 from torch import Tensor
 
+from helpers import each_impl, precision, run_layer
 from hypermlp import HyperGLU, HyperGLUConfig
 from hypermlp.mixers.hyper import to_authors
 
@@ -21,7 +21,7 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4}
 def load(path: Path, dtype: torch.dtype) -> tuple[HyperGLUConfig, dict[str, Tensor]]:
     with safe_open(path, "pt") as file:
         config = HyperGLUConfig.from_dict(json.loads(file.metadata()["config"]))
-        return config, {key: file.get_tensor(key).to(dtype) for key in file.keys()}
+        return config, {key: file.get_tensor(key).to(dtype) for key in file.keys()}  # noqa: SIM118 (no dict)
 
 
 def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
-from helpers import assert_same, perturb, randn, run_layer
 from torch import nn
 
+from helpers import assert_same, perturb, randn, run_layer
 from hypermlp.mixers import MIXERS, build_mixer
 
 WIDTH, T = 16, 13
@@ -54,7 +56,7 @@ def test_packed_documents_are_computed_alone(name: str) -> None:
     mixer, x, d_y = build(name), randn(1, T, WIDTH), randn(1, T, WIDTH, seed=1)
     bounds = [0, 4, 5, T]
     found = run_layer(mixer, x, d_y, cu_seqlens=torch.tensor(bounds))
-    for a, b in zip(bounds, bounds[1:], strict=False):
+    for a, b in pairwise(bounds):
         alone = run_layer(mixer, x[:, a:b], d_y[:, a:b])
         for key in ("y", "dx"):
             assert_same(found[key][:, a:b], alone[key])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from helpers import make_layer, randn
 from torch import Tensor
 
+from helpers import make_layer, randn
 from hypermlp import HyperGLU
 
 LENGTH = 512
+EVERY_SAVE, EVERY_STORAGE = 0, 1
 SIZES = {"n_embd": 32, "qk_rank": 16, "block_size": 2 * LENGTH, "op1_rank": 4, "op2_rank": 4}
 
 
@@ -42,16 +44,15 @@ def test_saved_bytes_are_linear() -> None:
         assert long / short < 2.2
 
 
-def test_saved_bytes_are_few() -> None:
+@pytest.mark.parametrize("count", [EVERY_SAVE, EVERY_STORAGE], ids=["every save", "every storage"])
+@pytest.mark.parametrize("T", [LENGTH, 2 * LENGTH])
+def test_saved_bytes_are_few(T: int, count: int) -> None:
     layer = make_layer(dtype=torch.float32, **SIZES)
-    for T in (LENGTH, 2 * LENGTH):
-        every_save, every_storage = saved_bytes(layer, T, "chunked")
-        assert every_storage < 3 * activation_bytes(layer, T)
-        assert every_save < 3 * activation_bytes(layer, T)
+    assert saved_bytes(layer, T, "chunked")[count] < 3 * activation_bytes(layer, T)
 
 
 def test_reference_is_quadratic() -> None:
     layer = make_layer(dtype=torch.float32, **SIZES)
     for short, long in zip(saved_bytes(layer, LENGTH, "dense"), saved_bytes(layer, 2 * LENGTH, "dense"), strict=True):
         assert long / short > 3
-    assert saved_bytes(layer, LENGTH, "dense")[1] > 3 * activation_bytes(layer, LENGTH)
+    assert saved_bytes(layer, LENGTH, "dense")[EVERY_STORAGE] > 3 * activation_bytes(layer, LENGTH)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
-from helpers import TOLERANCE, assert_same, each_impl, make_layer, precision, randn, run_layer
 from torch import Tensor
+
+from helpers import TOLERANCE, assert_same, each_impl, make_layer, precision, randn, run_layer
 
 T = 19
 MASKS = {
@@ -59,7 +62,7 @@ def test_packing(dtype: torch.dtype, changes: dict, impl: str, chunk: int | None
     x, d_y = randn(1, T, 16, seed=1, dtype=exact), randn(1, T, 16, seed=2, dtype=exact)
     options = {"impl": impl, "chunk_T": chunk}
     found = run_layer(layer, x, d_y, cu_seqlens=torch.tensor(DOCUMENTS, dtype=dtype), **options)
-    documents = [slice(a, b) for a, b in zip(DOCUMENTS, DOCUMENTS[1:], strict=False)]
+    documents = [slice(a, b) for a, b in pairwise(DOCUMENTS)]
     parts = [run_layer(layer, x[:, d], d_y[:, d], **options) for d in documents]
     expected = {name: torch.cat([p[name] for p in parts], dim=1) for name in ("y", "dx")}
     assert_same(found, expected | sum_of_parts(parts), TOLERANCE[exact])

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from helpers import make_layer, seeded
 from torch import Tensor
 
+from helpers import make_layer, seeded
 from hypermlp import HyperGLU, HyperGLUConfig
 
 LAYERS = {

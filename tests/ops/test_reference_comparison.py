@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from helpers import TOLERANCE, assert_same, each_fast_impl, make_problem, precision, run_problem
 
 pytestmark = pytest.mark.usefixtures("poisoned")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from helpers import TOLERANCE, Problem, assert_same, each_impl, make_layer, make_problem, precision, randn, run_layer
 from helpers import run_problem as run
-from torch import Tensor, nn
 
 T, L = 31, 9
 

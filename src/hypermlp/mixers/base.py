@@ -6,7 +6,9 @@ A mixer maps x (B T C) to y (B T C). Its laws (tests/mixers/test_laws.py runs th
 - padding: with `attention_mask` (B T, nonzero = real token) a row's real tokens get what they would get with the padding cut
   out, wherever it lies; y is zero at padding;
 - packing: with `cu_seqlens` (n+1, from 0 to T, batch 1) each document gets what it would get alone;
-- a batch equals its rows.
+- a batch equals its rows;
+- cache: with `cache = mixer.new_cache(batch)` and mixer(x, cache=cache), any split of a sequence into chunks gives what one
+  full forward gives; `attention_mask` then covers the new tokens. A cached forward is for inference: it records no gradients.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hypermlp.cache import Cache
+
 
 class Mixer(nn.Module, ABC):
     """A sequence mixer of width `width`. Subclasses project, mix and read out; they own parameters and little else."""
@@ -25,7 +29,23 @@ class Mixer(nn.Module, ABC):
     width: int
 
     @abstractmethod
-    def forward(self, x: Tensor, *, attention_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor: ...
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor: ...
+
+    @abstractmethod
+    def new_cache(
+        self,
+        batch_size: int,
+        max_len: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Cache: ...
 
 
 class Tokens(NamedTuple):
@@ -37,6 +57,11 @@ class Tokens(NamedTuple):
     order: Tensor | None = None  # B T: where each token of x came from
     packed: bool = False
 
+    def counts(self) -> Tensor:
+        """Real tokens of each row (B), on the host."""
+        B, T, _ = self.x.shape
+        return torch.full((B,), T) if self.spans is None else self.spans[:, 2].cpu()
+
     def restore(self, y: Tensor) -> Tensor:
         """y (B T C) in the order of the caller's input, zero at padding."""
         if self.order is None:
@@ -45,8 +70,13 @@ class Tokens(NamedTuple):
         return torch.zeros_like(y).scatter(1, self.order[..., None].expand_as(y), y)
 
 
-def gather_tokens(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tokens:
-    """Close up padding and mark documents; shapes are static and no value is read, so it compiles and needs no sync."""
+def gather_tokens(
+    x: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Tensor | None = None, cache: Cache | None = None
+) -> Tokens:
+    """Close up padding and mark documents; shapes are static and no value is read, so it compiles and needs no sync.
+
+    With a cache, positions go on from what it has seen.
+    """
     B, T, _ = x.shape
     place = torch.arange(T, device=x.device)
     if cu_seqlens is not None:
@@ -61,12 +91,20 @@ def gather_tokens(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor |
         length = real.sum(1)
         position = torch.where(place < length[:, None], place, -1)  # B T
         x = x.gather(1, order[..., None].expand_as(x)).masked_fill(position[..., None] < 0, 0)
+        if cache is not None:
+            position = torch.where(position < 0, -1, position + cache.lengths.to(x.device)[:, None])
         zero, entry = torch.zeros_like(length), torch.arange(B, device=x.device)
         return Tokens(x, position, torch.stack([entry, zero, length, zero, length], dim=1), order)
-    return Tokens(x, place[None])
+    return Tokens(x, place[None] if cache is None else place + cache.lengths.to(x.device)[:, None])
 
 
-def check_input(x: Tensor, weight: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) -> None:
+def check_input(
+    x: Tensor,
+    weight: Tensor,
+    attention_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    cache: Cache | None = None,
+) -> None:
     """Refuse at the door what a mixer with input projection `weight` (out C) cannot take; ValueError names the cure."""
     width = weight.shape[1]
     if x.dim() != 3 or x.shape[2] != width:
@@ -79,6 +117,8 @@ def check_input(x: Tensor, weight: Tensor, attention_mask: Tensor | None, cu_seq
         raise ValueError(f"x is {x.dtype} and the layer {weight.dtype}; cast one with .to(...), or run under torch.autocast")
     if attention_mask is not None and cu_seqlens is not None:
         raise ValueError("give attention_mask (padding) or cu_seqlens (packing), not both: a packed input has no padding")
+    if cache is not None and cu_seqlens is not None:
+        raise ValueError("give cache or cu_seqlens, not both: a cache keeps one sequence in each row of the batch")
     if attention_mask is not None:
         check_mask(x, attention_mask)
     if cu_seqlens is not None:

@@ -5,11 +5,14 @@ Letters: B batch, T time, C width, H heads, G routing heads (2H for GLU), K and 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp import ops
+from hypermlp.cache import Cache
 from hypermlp.config import HyperGLUConfig
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
@@ -24,9 +27,12 @@ class CausalConv(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, taps))
 
-    def forward(self, x: Tensor, position: Tensor) -> Tensor:
-        """A tap that reaches before its sequence (position, 1 T or B T) began sees zero."""
+    def forward(self, x: Tensor, position: Tensor, history: Tensor | None = None) -> Tensor:
+        """A tap that reaches before its sequence (position, 1 T or B T) began sees zero; before x, it sees `history`."""
         taps, time = self.weight.shape[1], x.shape[1]
+        if history is not None:
+            joined = torch.cat([history.to(x.dtype), x], dim=1)
+            return torch.stack([joined[:, j : j + time] * self.weight[:, j] for j in range(taps)]).sum(0)
         y = x * self.weight[:, -1]
         for j in range(1, min(taps, time)):
             inside = (position[:, j:] >= j)[..., None]
@@ -62,6 +68,13 @@ class SequenceMixing(nn.Module):
         A, B = (p.expand(self.heads, -1, -1) for p in (self.A, self.B))
         diag = None if self.diag is None else self.diag.expand(self.heads, -1)
         return ops.Mixing(A, B, torch.sigmoid(control) if sigmoid else control, diag, self.shortcut)
+
+
+class _How(NamedTuple):
+    """Which implementation computes, on strips of how many rows."""
+
+    impl: str
+    chunk: int | None
 
 
 class HyperGLU(Mixer):
@@ -133,37 +146,80 @@ class HyperGLU(Mixer):
         *,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        cache: Cache | None = None,
         impl: str | None = None,
         chunk_T: int | None = None,
     ) -> Tensor:
         """y (B T C) for x (B T C).
 
         attention_mask (B T, nonzero = real token): padding changes nothing, wherever it lies. cu_seqlens (n + 1, batch 1):
-        each document is computed as if alone. impl and chunk_T override impl_default and chunk_T of the configuration.
+        each document is computed as if alone. cache: x are the tokens after those that the cache has seen, and join them, with
+        no gradients. impl and chunk_T override impl_default and chunk_T of the configuration.
         """
-        check_input(x, self.q.weight, attention_mask, cu_seqlens)
+        check_input(x, self.q.weight, attention_mask, cu_seqlens, cache)
         chunk = self.config.chunk_T if chunk_T is None else chunk_T
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk_T ({chunk}) must be a whole number of at least 1, or None")
-        tokens = gather_tokens(x, attention_mask, cu_seqlens)
-        q, k, v = self._project(tokens)
+        how = _How(impl or self.config.impl_default, chunk)
+        if cache is None:
+            return self._forward(gather_tokens(x, attention_mask, cu_seqlens), None, how)
+        cache.check(x, self._slot_shapes())
+        with torch.no_grad():
+            return self._forward(gather_tokens(x, attention_mask, None, cache), cache, how)
+
+    def _forward(self, tokens: Tokens, cache: Cache | None, how: _How) -> Tensor:
+        q, k, v = self._project(tokens, None if cache is None else cache.history())
         sigmoid = self.config.gate_act == "sigmoid"
         routing = None if self.op1 is None else self.op1(tokens.x, sigmoid)
         reading = None if self.op2 is None else self.op2(tokens.x, sigmoid)
-        # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
-        by_lag = self.spec.aligner == "offset" and not tokens.packed
-        spans = None if by_lag else tokens.spans
-        o = ops.mix(q, k, v, routing, reading, self.spec, spans, impl=impl or self.config.impl_default, chunk=chunk)
-        o = o.flatten(2)
+        if cache is not None:
+            slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts())
+            k, v = slots["k"], slots["v"]
+        else:
+            # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
+            spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
+        o = ops.mix(q, k, v, routing, reading, self.spec, spans, impl=how.impl, chunk=how.chunk).flatten(2)
         if self.gate_vo is not None:
             o = o * self._gate(self.gate_vo, tokens.x)
         return tokens.restore(self.o(o))
 
-    def _project(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
+    def new_cache(
+        self,
+        batch_size: int,
+        max_len: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        rewind: int = 32,
+    ) -> Cache:
+        """Empty memory for batch_size sequences, with room for max_len tokens at once (None: it grows as they come).
+
+        rewind: how many tokens cache.crop can always go back; slots and the convolutions' inputs are kept for that.
+        """
+        if self.spec.aligner == "identity":
+            raise ValueError(
+                'the identity layout has no cache: its parameters shift whenever the input grows (use aligner_kind="offset")'
+            )
+        return Cache.new(
+            batch_size,
+            self._slot_shapes(),
+            width=self.width,
+            window=self.config.block_size,
+            taps=self.config.conv_kernel_size if self.config.use_kv_conv else 1,
+            rewind=rewind,
+            max_len=max_len,
+            dtype=dtype or self.q.weight.dtype,
+            device=torch.device(device or self.q.weight.device),
+        )
+
+    def _slot_shapes(self) -> dict[str, tuple[int, ...]]:
+        G, H = self.config.routing_heads, self.config.n_head
+        return {"k": (G, self.q.out_features // G), "v": (H, self.v.out_features // H)}
+
+    def _project(self, tokens: Tokens, history: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """q (B T G K), rotated and gated, k (B T G K) and v (B T H V)."""
         x, G, H = tokens.x, self.config.routing_heads, self.config.n_head
-        x_k = x if self.conv_k is None else self.conv_k(x, tokens.position)
-        x_v = x if self.conv_v is None else self.conv_v(x, tokens.position)
+        x_k = x if self.conv_k is None else self.conv_k(x, tokens.position, history)
+        x_v = x if self.conv_v is None else self.conv_v(x, tokens.position, history)
         q, k = self.q(x).unflatten(-1, (G, -1)), self.k(x_k).unflatten(-1, (G, -1))
         if self.config.use_rope:
             # As in the released code, coordinate e has frequency e mod K/2, although it pairs with e ± 1.

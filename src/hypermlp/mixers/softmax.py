@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hypermlp.cache import Cache
 from hypermlp.config import divisible
 from hypermlp.mixers import rotary
-from hypermlp.mixers.base import Mixer, check_input, gather_tokens
+from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+from hypermlp.ops.reference import row_tables
 
 INIT_STD = 0.02
 
@@ -27,19 +29,66 @@ class SoftmaxAttention(Mixer):
         for module in (self.q, self.k, self.v, self.o):
             nn.init.normal_(module.weight, 0, INIT_STD)
 
-    def forward(self, x: Tensor, *, attention_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        check_input(x, self.q.weight, attention_mask, cu_seqlens)
-        tokens = gather_tokens(x, attention_mask, cu_seqlens)
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        check_input(x, self.q.weight, attention_mask, cu_seqlens, cache)
+        if cache is None:
+            return self._forward(gather_tokens(x, attention_mask, cu_seqlens), None)
+        cache.check(x, self._slot_shapes())
+        with torch.no_grad():
+            return self._forward(gather_tokens(x, attention_mask, None, cache), cache)
+
+    def _forward(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         q, k, v = (m(tokens.x).unflatten(-1, (self.n_head, -1)) for m in (self.q, self.k, self.v))  # B T H V
         if self.use_rope:
             angle = rotary.angles(tokens.position, q.shape[-1], self.rope_base).repeat_interleave(2, dim=-1)
             q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if cu_seqlens is None:
-            o = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # B H T V
-        else:
-            document = (tokens.position == 0).cumsum(1)  # 1 T
-            place = torch.arange(x.shape[1], device=x.device)
-            visible = (document[:, :, None] == document[:, None]) & (place[:, None] >= place)
-            o = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None])
+        visible, spans = None, None
+        if cache is not None:
+            slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts())
+            k, v = slots["k"].to(q.dtype), slots["v"].to(q.dtype)
+        elif tokens.packed:
+            spans = tokens.spans
+        T, S = q.shape[1], k.shape[1]
+        if spans is not None or 1 < T < S:
+            visible = visible_slots(q.shape[0], T, S, spans, device=q.device)[:, None]
+        o = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=visible, is_causal=visible is None and T == S
+        )  # B H T V
         return tokens.restore(self.o(o.transpose(1, 2).flatten(2)))
+
+    def new_cache(
+        self,
+        batch_size: int,
+        max_len: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Cache:
+        return Cache.new(
+            batch_size,
+            self._slot_shapes(),
+            width=self.width,
+            window=None,
+            taps=1,
+            rewind=0,
+            max_len=max_len,
+            dtype=dtype or self.q.weight.dtype,
+            device=torch.device(device or self.q.weight.device),
+        )
+
+    def _slot_shapes(self) -> dict[str, tuple[int, ...]]:
+        head = (self.n_head, self.width // self.n_head)
+        return {"k": head, "v": head}
+
+
+def visible_slots(B: int, T: int, S: int, spans: Tensor | None, device: torch.device) -> Tensor:
+    """Which slots each row may look at (B|1 T S); a row in no span looks at the first, so that its softmax is defined."""
+    _, start, _, position = row_tables(B, T, S, spans, device)
+    slot = torch.arange(S, device=device)
+    return (slot >= start[..., None]) & (slot <= position[..., None].clamp(min=0))

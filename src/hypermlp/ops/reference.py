@@ -33,7 +33,7 @@ def mix(
     spans: Tensor | None = None,
 ) -> Tensor:
     """Readout o (B T H V), before the gate m2. Equations (7) to (11) of the paper."""
-    out_dtype, dtype = v.dtype, compute_dtype(v.dtype)
+    out_dtype, dtype = q.dtype, compute_dtype(q.dtype)
     with torch.autocast(q.device.type, enabled=False):
         layout = make_layout(q.shape[0], q.shape[1], k.shape[1], spec, spans, q.device)
         z = torch.einsum("btgk,bsgk->bgts", q.to(dtype), k.to(dtype))

@@ -327,7 +327,7 @@ def strips_op(
 ) -> tuple[Tensor, Tensor]:
     """o (B T H V) and ρ (B H T 1)."""
     spec = Spec(kind=kind, norm=norm, aligner=aligner, causal=causal, block_size=block_size, eps=eps)  # type: ignore[arg-type]
-    dtype = compute_dtype(v.dtype)
+    dtype = compute_dtype(q.dtype)
     with torch.autocast(q.device.type, enabled=False):
         qh, kh, vh = (heads_first(x, dtype) for x in (q, k, v))
         routing, reading = operator(left1, right1, base1, control1), operator(left2, right2, base2, control2)
@@ -347,13 +347,13 @@ def strips_op(
             )
             o[b, rows] = part[0].transpose(1, 2)
             rho[b, :, rows] = part[1]
-        return o.to(v.dtype), rho
+        return o.to(q.dtype), rho
 
 
 @strips_op.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     B, T, H, V = q.shape[0], q.shape[1], v.shape[2], v.shape[3]
-    return v.new_empty(B, T, H, V), v.new_empty(B, H, T, 1, dtype=compute_dtype(v.dtype))
+    return q.new_empty(B, T, H, V), q.new_empty(B, H, T, 1, dtype=compute_dtype(q.dtype))
 
 
 @torch.library.custom_op("hypermlp::strips_backward", mutates_args=())
@@ -383,7 +383,7 @@ def strips_backward_op(
 ) -> list[Tensor]:
     """Gradients of q, k, v, then left, right, baseline, control of each operator; an empty tensor where there is none."""
     spec = Spec(kind=kind, norm=norm, aligner=aligner, causal=causal, block_size=block_size, eps=eps)  # type: ignore[arg-type]
-    dtype = compute_dtype(v.dtype)
+    dtype = compute_dtype(q.dtype)
     with torch.autocast(q.device.type, enabled=False):
         qh, kh, vh, oh, d_oh = (heads_first(x, dtype) for x in (q, k, v, o, d_o))
         routing, reading = operator(left1, right1, base1, control1), operator(left2, right2, base2, control2)
