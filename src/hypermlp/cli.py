@@ -46,11 +46,62 @@ def demo(
     show(Console(), steps=steps, seed=seed, out=out)
 
 
+bench = typer.Typer(help="Measure speed and memory against softmax attention, on this machine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command("layer")
+def bench_layer(
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="B,T,d; may be given several times. Default: 8,1024,768 2,2048,768 1,4096,768 1,8192,768 128,128,128."
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A contestant's name, such as 'hyperglu native'; may be given several times.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which the contestants take turns.")] = 5,
+    threads: Annotated[str, typer.Option(help="Numbers of threads to measure, such as 2,1. One thread is CPU time.")] = "2,1",
+    match: Annotated[
+        bool, typer.Option("--match", help="Choose qk_rank so that parameter counts agree with softmax attention's.")
+    ] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="The authors' hyperglu.py, to be timed too (the file is executed).")
+    ] = None,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory, each in a fresh process.")] = True,
+    out: Annotated[Path, typer.Option(help="Folder for numbers and picture.")] = Path("runs/bench"),
+) -> None:
+    """Whole layers, forward and training step: time, memory, operations. About half an hour for the default shapes."""
+    from hypermlp.bench.contestants import CONTESTANTS
+    from hypermlp.bench.layer import DEFAULT_SHAPES, Shape
+    from hypermlp.config import choose_from
+    from hypermlp.report.bench import show_layer
+
+    for name in only or []:
+        choose_from("--only", name, tuple(CONTESTANTS))
+    if against is not None and not against.is_file():
+        raise ValueError(f"--against ({against}) must be the authors' hyperglu.py")
+    if not all(part.isdigit() and int(part) > 0 for part in threads.split(",")):
+        raise ValueError(f"--threads ({threads}) must be whole numbers, such as 2,1")
+    show_layer(
+        Console(),
+        out,
+        [Shape.parse(text) for text in shape] if shape else list(DEFAULT_SHAPES),
+        names=only or list(CONTESTANTS),
+        rounds=rounds,
+        thread_counts=[int(part) for part in threads.split(",")],
+        match=match,
+        against=str(against) if against else None,
+        with_memory=memory,
+    )
+
+
 def main() -> None:
     """Entry point: a user's mistake ends in one line, not in a traceback."""
     try:
         app()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         print(f"hypermlp: {error}", file=sys.stderr)
         raise SystemExit(1) from error
     except KeyboardInterrupt:

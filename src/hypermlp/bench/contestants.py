@@ -1,0 +1,172 @@
+"""Who is measured: one layer, built by name at one shape, with its forward and its training step."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hypermlp.bench import flops
+from hypermlp.config import HyperGLUConfig
+from hypermlp.mixers import HyperGLU, HyperMLP, SoftmaxAttention
+
+TOLERANCE = 1e-4  # of outputs and gradients against the reference, norm-wise, float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One contestant at one shape."""
+
+    name: str
+    batch: int
+    time: int
+    width: int
+    qk_rank: int | None = None  # None: width // 4
+    chunk: int | None = None
+    against: str | None = None  # path of the authors' file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """A built case."""
+
+    case: Case
+    layer: nn.Module
+    call: Callable[[Tensor], Tensor]
+    oracle: Callable[[Tensor], Tensor]  # the same mathematics, dense
+    flops: int  # of a forward
+
+    def input(self, batch: int, time: int) -> Tensor:
+        return torch.randn(batch, time, self.case.width, generator=torch.Generator().manual_seed(0))
+
+    def forward(self, x: Tensor) -> None:
+        with torch.no_grad():
+            self.call(x)
+
+    def train_step(self, x: Tensor) -> None:
+        """Forward and backward, with the gradients of the input and of all parameters."""
+        self.layer.zero_grad(set_to_none=True)
+        leaf = x.detach().requires_grad_()
+        self.call(leaf).sum().backward()
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.layer.parameters())
+
+    def check(self) -> None:
+        """Wrong results are never timed: outputs and gradients must be the oracle's."""
+        x = self.input(2, min(self.case.time, 200))
+        found = []
+        for function in (self.call, self.oracle):
+            leaf = x.clone().requires_grad_()
+            self.layer.zero_grad(set_to_none=True)
+            y = function(leaf)
+            (y * torch.linspace(-1, 1, y.shape[-1])).sum().backward()
+            found.append([y.detach(), leaf.grad, *(p.grad for p in self.layer.parameters() if p.grad is not None)])
+        for got, want in zip(*found, strict=False):  # the authors' layer is compared in output and input gradient
+            error = float((got - want).norm() / want.norm().clamp(min=1e-30))
+            if not error < TOLERANCE:
+                raise RuntimeError(f"{self.case.name} differs from the reference by {error:.1e}; it will not be timed")
+
+
+def hyper_config(case: Case, kind: str) -> HyperGLUConfig:
+    return HyperGLUConfig(n_embd=case.width, n_head=2, block_size=case.time, attn_kind=kind, qk_rank=case.qk_rank)  # type: ignore[arg-type]
+
+
+def build_hyper(case: Case, kind: str, impl: str) -> Contestant:
+    config = hyper_config(case, kind)
+    layer = (HyperGLU if kind == "glu" else HyperMLP)(config)
+    return Contestant(
+        case=case,
+        layer=layer,
+        call=lambda x: layer(x, impl=impl, chunk_T=case.chunk),
+        oracle=lambda x: layer(x, impl="dense"),
+        flops=flops.hyper(config, case.batch, case.time),
+    )
+
+
+def build_softmax(case: Case, heads: int, fused: bool) -> Contestant:
+    layer = SoftmaxAttention(case.width, heads, use_rope=False)
+
+    def naive(x: Tensor) -> Tensor:
+        q, k, v = (m(x).unflatten(-1, (heads, -1)).transpose(1, 2) for m in (layer.q, layer.k, layer.v))
+        scores = (q @ k.mT) * q.shape[-1] ** -0.5
+        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return layer.o((F.softmax(scores.masked_fill(future, float("-inf")), -1) @ v).transpose(1, 2).flatten(2))
+
+    return Contestant(
+        case=case,
+        layer=layer,
+        call=layer if fused else naive,
+        oracle=naive,
+        flops=flops.softmax(case.width, case.batch, case.time),
+    )
+
+
+def build_authors(case: Case) -> Contestant:
+    """The released layer, from the file that the user named, with our parameters."""
+    if case.against is None:
+        raise ValueError("the authors' layer needs --against PATH, their hyperglu.py")
+    module = load_file(Path(case.against))
+    config = hyper_config(case, "glu")
+    ours = HyperGLU(config)
+    shared = {k: v for k, v in config.to_dict().items() if k not in ("impl_default", "chunk_T")}
+    theirs = module.HyperGLU(module.HyperGLUConfig(**shared, impl_default="chunked", chunk_T=case.chunk or 128))
+    theirs.load_state_dict(ours.authors_state_dict())
+    return Contestant(
+        case=case,
+        layer=theirs,
+        call=theirs,
+        oracle=lambda x: ours(x, impl="dense"),
+        flops=flops.hyper(config, case.batch, case.time),
+    )
+
+
+def load_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("authors_hyperglu", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ValueError(f"{path} is not a Python file; --against takes the path of the authors' hyperglu.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+CONTESTANTS: dict[str, Callable[[Case], Contestant]] = {
+    "hyperglu native": lambda case: build_hyper(case, "glu", "native"),
+    "hyperglu chunked": lambda case: build_hyper(case, "glu", "chunked"),
+    "hyperglu dense": lambda case: build_hyper(case, "glu", "dense"),
+    "hypermlp native": lambda case: build_hyper(case, "relu", "native"),
+    "hypermlp chunked": lambda case: build_hyper(case, "relu", "chunked"),
+    "softmax sdpa 2 heads": lambda case: build_softmax(case, 2, fused=True),
+    "softmax sdpa 12 heads": lambda case: build_softmax(case, 12, fused=True),
+    "softmax naive": lambda case: build_softmax(case, 2, fused=False),
+    "authors": build_authors,
+}
+BASELINE = "softmax sdpa 2 heads"
+
+
+def build(case: Case) -> Contestant:
+    if case.name not in CONTESTANTS:
+        raise ValueError(f"unknown contestant {case.name!r}; known are {', '.join(CONTESTANTS)}")
+    torch.manual_seed(0)
+    return CONTESTANTS[case.name](case)
+
+
+def reason_to_leave_out(case: Case) -> str | None:
+    """Why a contestant does not take part at a shape; None if it does."""
+    if case.name == "softmax sdpa 12 heads" and case.width % 12:
+        return f"12 heads do not divide width {case.width}"
+    if case.name == "authors" and case.against is None:
+        return "needs --against"
+    quadratic = {"hyperglu dense": 40, "softmax naive": 4}.get(case.name)  # score matrices alive at once
+    if quadratic and quadratic * case.batch * 2 * case.time**2 * 4 > 6e9:
+        return "its T × T matrices would need more than 6 GB"
+    return None

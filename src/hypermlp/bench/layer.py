@@ -1,0 +1,159 @@
+"""`hypermlp bench layer`: time, memory and operations of whole layers, forward and training step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+from hypermlp.bench import memory
+from hypermlp.bench.contestants import BASELINE, CONTESTANTS, Case, Contestant, build, hyper_config, reason_to_leave_out
+from hypermlp.bench.timing import matmul_peak, ratio, take_turns, threads
+from hypermlp.mixers import HyperGLU
+from hypermlp.mixers.softmax import SoftmaxAttention
+
+AUTHORS_CHUNKS = (64, 128, 256, 512, 1024)
+
+
+class Shape(NamedTuple):
+    batch: int
+    time: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}, {self.time} tokens, width {self.width}"
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        try:
+            shape = cls(*(int(part) for part in text.split(",")))
+        except (TypeError, ValueError):
+            raise ValueError(f"shape ({text}) must be three whole numbers B,T,d, such as 8,1024,768") from None
+        if min(shape) < 1 or shape.width % 16:
+            raise ValueError(f"shape ({text}) must be positive, with a width divisible by 16")
+        return shape
+
+
+DEFAULT_SHAPES = tuple(Shape(*s) for s in ((8, 1024, 768), (2, 2048, 768), (1, 4096, 768), (1, 8192, 768), (128, 128, 128)))
+
+
+def matched_qk_rank(shape: Shape) -> int | None:
+    """The qk_rank at which HyperGLU has as many parameters as softmax attention; None if even the smallest has more."""
+    target = sum(p.numel() for p in SoftmaxAttention(shape.width, 2).parameters())
+
+    def count(rank: int) -> int:
+        config = hyper_config(Case(name="", batch=1, time=shape.time, width=shape.width, qk_rank=rank), "glu")
+        return sum(p.numel() for p in HyperGLU(config).parameters())
+
+    slope = (count(8) - count(4)) // 4
+    rank = 4 * round((target - count(4) + 4 * slope) / slope / 4)
+    return rank if rank >= 4 else None
+
+
+def run(
+    shapes: Sequence[Shape],
+    names: Sequence[str] = tuple(CONTESTANTS),
+    *,
+    rounds: int = 5,
+    thread_counts: Sequence[int] = (2, 1),
+    match: bool = False,
+    against: str | None = None,
+    with_memory: bool = True,
+    tell: Callable[[str], None] = lambda text: None,
+    done: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> list[dict[str, Any]]:
+    """One row a contestant and shape; `tell` hears what is going on, `done` each finished row."""
+    rows = []
+    for shape in shapes:
+        rank = matched_qk_rank(shape) if match else None
+        cases = {}
+        for name in names:
+            case = Case(name=name, batch=shape.batch, time=shape.time, width=shape.width, qk_rank=rank, against=against)
+            reason = reason_to_leave_out(case)
+            if reason is None:
+                cases[name] = case
+            elif name != "authors":
+                tell(f"{shape}: {name} left out, {reason}")
+        for row in run_shape(shape, cases, rounds, thread_counts, with_memory, tell):
+            rows.append(row)
+            done(row)
+    return rows
+
+
+def run_shape(
+    shape: Shape,
+    cases: dict[str, Case],
+    rounds: int,
+    thread_counts: Sequence[int],
+    with_memory: bool,
+    tell: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    tell(f"{shape}: checking {len(cases)} contestants against the reference")
+    contestants = {name: build(case) for name, case in cases.items()}
+    for contestant in contestants.values():
+        contestant.check()
+    if "authors" in contestants:
+        contestants["authors"] = best_authors(contestants["authors"], tell)
+    rows = {
+        name: {
+            "contestant": name,
+            "shape": list(shape),
+            "parameters": c.parameters,
+            "flops_forward": c.flops,
+            "qk_rank": c.case.qk_rank or shape.width // 4 if not name.startswith("softmax") else None,
+            "chunk": c.case.chunk,
+        }
+        for name, c in contestants.items()
+    }
+    for count in thread_counts:
+        with threads(count):
+            time_phases(contestants, rows, count, rounds, shape, tell)
+    if with_memory:
+        for name, contestant in contestants.items():
+            tell(f"{shape}: memory of {name}")
+            for phase, training in (("forward", False), ("training", True)):
+                rows[name][f"{phase}_extra_bytes"] = memory.extra(contestant.case, training=training)
+    return list(rows.values())
+
+
+def time_phases(
+    contestants: dict[str, Contestant],
+    rows: dict[str, dict[str, Any]],
+    count: int,
+    rounds: int,
+    shape: Shape,
+    tell: Callable[[str], None],
+) -> None:
+    """Adds seconds, ratio to the baseline and share of peak under keys like `training_2t`; one thread is CPU time."""
+    peak = matmul_peak()
+    x = next(iter(contestants.values())).input(shape.batch, shape.time)
+    clock = time.process_time if count == 1 else time.perf_counter
+    for phase, factor in (("forward", 1), ("training", 3)):
+        tell(f"{shape}: {phase}, {count} thread{'s' * (count > 1)}, {rounds} rounds")
+        tasks: dict[str, Callable[[], object]] = {
+            name: (lambda c=c: c.forward(x)) if phase == "forward" else (lambda c=c: c.train_step(x))  # type: ignore[misc]
+            for name, c in contestants.items()
+        }
+        seconds = take_turns(tasks, rounds, clock=clock)
+        for name, c in contestants.items():
+            best = sorted(seconds[name])[len(seconds[name]) // 2]
+            rows[name][f"{phase}_{count}t"] = {
+                "seconds": best,
+                "ratio": ratio(seconds[name], seconds[BASELINE])._asdict() if BASELINE in seconds else None,
+                "share_of_matmul_peak": factor * c.flops / best / peak,
+                "rounds": seconds[name],
+            }
+        for c in contestants.values():
+            c.layer.zero_grad(set_to_none=True)
+
+
+def best_authors(contestant: Contestant, tell: Callable[[str], None]) -> Contestant:
+    """The authors' layer at its best chunk size for a training step."""
+    case = contestant.case
+    trials = {chunk: build(replace(case, chunk=chunk)) for chunk in AUTHORS_CHUNKS if chunk <= max(case.time, 64)}
+    x = contestant.input(case.batch, case.time)
+    seconds = take_turns({str(chunk): (lambda c=c: c.train_step(x)) for chunk, c in trials.items()}, 1)  # type: ignore[misc]
+    best = min(trials, key=lambda chunk: min(seconds[str(chunk)]))
+    tell(f"the authors' best chunk size at {asdict(case)['time']} tokens is {best}")
+    return trials[best]
