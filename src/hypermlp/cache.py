@@ -164,7 +164,7 @@ class Cache:
         elif need <= self.window:
             self._resize(min(self.window, max(need, 2 * room)))
         else:
-            self._resize(min(self._full_room(), max(need, self.window + self.window // 8)))
+            self._resize(self._full_room())
             self._move_to_front(counts)
 
     def _move_to_front(self, counts: Tensor) -> None:
