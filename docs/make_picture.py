@@ -39,8 +39,8 @@ def capture(layer: HyperGLU, x: Tensor) -> dict[str, Tensor]:
     """The gate head's scores, mixing and hidden layer, from the functions of ops/reference.py."""
     from hypermlp.mixers.base import gather_tokens
 
-    q, k, _ = layer._project(gather_tokens(x, None, None))
-    routing = layer.op1(x, sigmoid=True)
+    made = layer._project(gather_tokens(x), None, "dense")
+    q, k, routing = made.q, made.k, made.routing
     layout = reference.make_layout(1, T, T, layer.spec, None, x.device)
     z = torch.einsum("btgk,bsgk->bgts", q, k)
     lag = torch.where(layout.exists, z.gather(3, layout.slot.clamp(min=0)[:, None].expand_as(z)), 0)

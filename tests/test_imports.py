@@ -19,7 +19,7 @@ MODULES = sorted(
 
 # A package may import those to its left, and siblings within itself. `data` stands apart: it needs only config.
 ORDER = [
-    {"config", "provenance", "cache"},
+    {"config", "provenance", "cache", "notice"},
     {"ops"},
     {"mixers"},
     {"models"},

@@ -14,7 +14,7 @@ AttnKind = Literal["glu", "relu"]
 AttnNorm = Literal["out_scale", "l2", "none"]
 Aligner = Literal["offset", "identity"]
 GateAct = Literal["sigmoid", "none"]
-Impl = Literal["auto", "dense", "chunked"]
+Impl = Literal["auto", "dense", "chunked", "native"]
 
 
 def choose_from(name: str, value: object, allowed: tuple[str, ...]) -> None:

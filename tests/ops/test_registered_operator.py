@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helpers import make_problem
-from hypermlp.ops.strips import flat_operator
+from hypermlp.ops.registered import flat
 
 CASES = {
     "glu": {"T": 9, "L": 6},
@@ -17,15 +17,15 @@ CASES = {
 }
 
 
-def flat(problem: object) -> tuple[object, ...]:
+def arguments(problem: object) -> tuple[object, ...]:
     leaves = {name: t.float().requires_grad_() for name, t in problem.leaves().items()}
     p = problem.with_leaves(leaves)
     s = p.spec
-    operators: tuple[Tensor | None, ...] = (*flat_operator(p.routing, False), *flat_operator(p.reading, True))
+    operators: tuple[Tensor | None, ...] = (*flat(p.routing, False), *flat(p.reading, True))
     detached = [None if t is None else t.detach().requires_grad_() for t in operators]
     return (p.q, p.k, p.v, *detached, p.spans, s.kind, s.norm, s.aligner, s.causal, s.block_size, s.eps, 4)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_opcheck(case: dict) -> None:
-    torch.library.opcheck(torch.ops.hypermlp.strips.default, flat(make_problem(**case)))
+    torch.library.opcheck(torch.ops.hypermlp.strips.default, arguments(make_problem(**case)))

@@ -14,10 +14,12 @@ A mixer maps x (B T C) to y (B T C). Its laws (tests/mixers/test_laws.py runs th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.cache import Cache
@@ -96,6 +98,27 @@ def gather_tokens(
         zero, entry = torch.zeros_like(length), torch.arange(B, device=x.device)
         return Tokens(x, position, torch.stack([entry, zero, length, zero, length], dim=1), order)
     return Tokens(x, place[None] if cache is None else place + cache.lengths.to(x.device)[:, None])
+
+
+WORTH_JOINING = 256  # tokens from which joining the weights costs less than it saves
+
+
+def linear_together(x: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
+    """[module(x) for module in modules], as one matrix product where all are plain linear layers and x is long enough."""
+    if x.shape[0] * x.shape[1] < WORTH_JOINING or len(modules) < 2 or not all(is_plain_linear(m) for m in modules):
+        return [module(x) for module in modules]
+    linears = [m for m in modules if isinstance(m, nn.Linear)]
+    bias = None
+    if any(m.bias is not None for m in linears):
+        bias = torch.cat([m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in linears])
+    joined = F.linear(x, torch.cat([m.weight for m in linears]), bias)
+    return list(joined.split([m.out_features for m in linears], dim=-1))
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether calling the module is nothing but x Wᵀ + b: no subclass, adapter, parametrisation or hook."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return type(module) is nn.Linear and "forward" not in module.__dict__ and not any(hooks)
 
 
 def check_input(

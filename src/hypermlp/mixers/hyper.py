@@ -8,36 +8,24 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp import ops
 from hypermlp.cache import Cache
 from hypermlp.config import HyperGLUConfig
 from hypermlp.mixers import rotary
-from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens, linear_together
+from hypermlp.ops import pointwise
 
 INIT_STD = 0.02  # appendix L
 
 
 class CausalConv(nn.Module):
-    """Depthwise causal convolution along time, y[t] = Σ_j weight[:, W−1−j] ⊙ x[t−j]: the newest tap is the last."""
+    """Parameters of a depthwise causal convolution along time, newest tap last; ops.pointwise.convs applies both at once."""
 
     def __init__(self, width: int, taps: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, taps))
-
-    def forward(self, x: Tensor, position: Tensor, history: Tensor | None = None) -> Tensor:
-        """A tap that reaches before its sequence (position, 1 T or B T) began sees zero; before x, it sees `history`."""
-        taps, time = self.weight.shape[1], x.shape[1]
-        if history is not None:
-            joined = torch.cat([history.to(x.dtype), x], dim=1)
-            return torch.stack([joined[:, j : j + time] * self.weight[:, j] for j in range(taps)]).sum(0)
-        y = x * self.weight[:, -1]
-        for j in range(1, min(taps, time)):
-            inside = (position[:, j:] >= j)[..., None]
-            y = y + F.pad(torch.where(inside, x[:, : time - j], 0) * self.weight[:, taps - 1 - j], (0, 0, j, 0))
-        return y
 
 
 class SequenceMixing(nn.Module):
@@ -63,18 +51,22 @@ class SequenceMixing(nn.Module):
         self.diag = nn.Parameter(torch.empty(sets, length)) if diag else None
         self.control = nn.Linear(width, heads * rank)
 
-    def forward(self, x: Tensor, sigmoid: bool) -> ops.Mixing:
-        control = self.control(x).unflatten(-1, (self.heads, -1))  # B T H R
+    def operator(self, control: Tensor) -> ops.Mixing:
+        """R for controls s (B T H*R), after their activation."""
         A, B = (p.expand(self.heads, -1, -1) for p in (self.A, self.B))
         diag = None if self.diag is None else self.diag.expand(self.heads, -1)
-        return ops.Mixing(A, B, torch.sigmoid(control) if sigmoid else control, diag, self.shortcut)
+        return ops.Mixing(A, B, control.unflatten(-1, (self.heads, -1)), diag, self.shortcut)
 
 
-class _How(NamedTuple):
-    """Which implementation computes, on strips of how many rows."""
+class Projected(NamedTuple):
+    """What a layer makes of its input before it mixes."""
 
-    impl: str
-    chunk: int | None
+    q: Tensor  # B T G K, rotated and gated
+    k: Tensor  # B T G K, rotated
+    v: Tensor  # B T H V
+    gate_vo: Tensor | None  # B T H*V, before its activation
+    routing: ops.Mixing | None
+    reading: ops.Mixing | None
 
 
 class HyperGLU(Mixer):
@@ -160,28 +152,24 @@ class HyperGLU(Mixer):
         chunk = self.config.chunk_T if chunk_T is None else chunk_T
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk_T ({chunk}) must be a whole number of at least 1, or None")
-        how = _How(impl or self.config.impl_default, chunk)
+        impl = ops.resolve(impl or self.config.impl_default, x, self.spec)
         if cache is None:
-            return self._forward(gather_tokens(x, attention_mask, cu_seqlens), None, how)
+            return self._forward(gather_tokens(x, attention_mask, cu_seqlens), None, impl, chunk)
         cache.check(x, self._slot_shapes())
         with torch.no_grad():
-            return self._forward(gather_tokens(x, attention_mask, None, cache), cache, how)
+            return self._forward(gather_tokens(x, attention_mask, None, cache), cache, impl, chunk)
 
-    def _forward(self, tokens: Tokens, cache: Cache | None, how: _How) -> Tensor:
-        q, k, v = self._project(tokens, None if cache is None else cache.history())
-        sigmoid = self.config.gate_act == "sigmoid"
-        routing = None if self.op1 is None else self.op1(tokens.x, sigmoid)
-        reading = None if self.op2 is None else self.op2(tokens.x, sigmoid)
+    def _forward(self, tokens: Tokens, cache: Cache | None, impl: str, chunk: int | None) -> Tensor:
+        p = self._project(tokens, None if cache is None else cache.history(), impl)
+        k, v = p.k, p.v
         if cache is not None:
             slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts())
             k, v = slots["k"], slots["v"]
         else:
             # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
             spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
-        o = ops.mix(q, k, v, routing, reading, self.spec, spans, impl=how.impl, chunk=how.chunk).flatten(2)
-        if self.gate_vo is not None:
-            o = o * self._gate(self.gate_vo, tokens.x)
-        return tokens.restore(self.o(o))
+        o = ops.mix(p.q, k, v, p.routing, p.reading, self.spec, spans, impl=impl, chunk=chunk).flatten(2)
+        return tokens.restore(self.o(self._gated(o, p.gate_vo, impl)))
 
     def new_cache(
         self,
@@ -215,23 +203,40 @@ class HyperGLU(Mixer):
         G, H = self.config.routing_heads, self.config.n_head
         return {"k": (G, self.q.out_features // G), "v": (H, self.v.out_features // H)}
 
-    def _project(self, tokens: Tokens, history: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B T G K), rotated and gated, k (B T G K) and v (B T H V)."""
+    def _project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
         x, G, H = tokens.x, self.config.routing_heads, self.config.n_head
-        x_k = x if self.conv_k is None else self.conv_k(x, tokens.position, history)
-        x_v = x if self.conv_v is None else self.conv_v(x, tokens.position, history)
-        q, k = self.q(x).unflatten(-1, (G, -1)), self.k(x_k).unflatten(-1, (G, -1))
+        # All that sees the token itself, and not its convolution, is one matrix product.
+        control1, control2 = (None if op is None else op.control for op in (self.op1, self.op2))
+        parts = {"q": self.q, "gate_qk": self.gate_qk, "gate_vo": self.gate_vo, "op1": control1, "op2": control2}
+        used = {name: module for name, module in parts.items() if module is not None}
+        made = dict(zip(used, linear_together(x, list(used.values())), strict=True))
+
+        x_k = x_v = x
+        if self.conv_k is not None and self.conv_v is not None:
+            position = tokens.position if tokens.packed else None  # all other sequences begin at 0, or in the history
+            x_k, x_v = pointwise.convs(x, self.conv_k.weight, self.conv_v.weight, position, history, impl=impl)
+        q, k = made["q"], self.k(x_k).unflatten(-1, (G, -1))
         if self.config.use_rope:
             # As in the released code, coordinate e has frequency e mod K/2, although it pairs with e ± 1.
-            angle = rotary.angles(tokens.position, q.shape[-1], self.config.rope_base)
+            angle = rotary.angles(tokens.position, k.shape[-1], self.config.rope_base)
             angle = torch.cat([angle, angle], dim=-1)
-            q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
-        if self.gate_qk is not None:
-            q = q * self._gate(self.gate_qk, x).unflatten(-1, (G, -1))
-        return q, k, self.v(x_v).unflatten(-1, (H, -1))
+            q, k = rotary.rotate(q.unflatten(-1, (G, -1)), angle).flatten(2), rotary.rotate(k, angle)
+        return Projected(
+            q=self._gated(q, made.get("gate_qk"), impl).unflatten(-1, (G, -1)),
+            k=k,
+            v=self.v(x_v).unflatten(-1, (H, -1)),
+            gate_vo=made.get("gate_vo"),
+            routing=None if self.op1 is None else self.op1.operator(self._activate(made["op1"])),
+            reading=None if self.op2 is None else self.op2.operator(self._activate(made["op2"])),
+        )
 
-    def _gate(self, gate: nn.Linear, x: Tensor) -> Tensor:
-        return torch.sigmoid(gate(x)) if self.config.gate_act == "sigmoid" else gate(x)
+    def _gated(self, x: Tensor, gate: Tensor | None, impl: str) -> Tensor:
+        if gate is None:
+            return x
+        return pointwise.gate(x, gate, impl=impl) if self.config.gate_act == "sigmoid" else x * gate
+
+    def _activate(self, control: Tensor) -> Tensor:
+        return torch.sigmoid(control) if self.config.gate_act == "sigmoid" else control
 
     def authors_state_dict(self) -> dict[str, Tensor]:
         """The parameters under the names and in the shapes of the authors' released code."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hypermlp.cache import Cache
 from hypermlp.config import divisible
 from hypermlp.mixers import rotary
-from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens, linear_together
 from hypermlp.ops.reference import row_tables
 
 INIT_STD = 0.02
@@ -45,7 +45,8 @@ class SoftmaxAttention(Mixer):
             return self._forward(gather_tokens(x, attention_mask, None, cache), cache)
 
     def _forward(self, tokens: Tokens, cache: Cache | None) -> Tensor:
-        q, k, v = (m(tokens.x).unflatten(-1, (self.n_head, -1)) for m in (self.q, self.k, self.v))  # B T H V
+        made = linear_together(tokens.x, [self.q, self.k, self.v])
+        q, k, v = (part.unflatten(-1, (self.n_head, -1)) for part in made)  # B T H V
         if self.use_rope:
             angle = rotary.angles(tokens.position, q.shape[-1], self.rope_base).repeat_interleave(2, dim=-1)
             q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
@@ -89,6 +90,6 @@ class SoftmaxAttention(Mixer):
 
 def visible_slots(B: int, T: int, S: int, spans: Tensor | None, device: torch.device) -> Tensor:
     """Which slots each row may look at (B|1 T S); a row in no span looks at the first, so that its softmax is defined."""
-    _, start, _, position = row_tables(B, T, S, spans, device)
+    start, _, position = row_tables(B, T, S, spans, device)
     slot = torch.arange(S, device=device)
     return (slot >= start[..., None]) & (slot <= position[..., None].clamp(min=0))

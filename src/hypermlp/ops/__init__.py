@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from hypermlp import notice
 from hypermlp.config import Impl, choose_from
-from hypermlp.ops import reference, strips
+from hypermlp.ops import native, reference, strips
+from hypermlp.ops.build import library
 from hypermlp.ops.types import Mixing, Spec, dense_spans
 
-__all__ = ["Choice", "Mixing", "Spec", "choose", "dense_spans", "mix"]
+__all__ = ["Choice", "Mixing", "Spec", "choose", "dense_spans", "mix", "resolve"]
 
 
 class Choice(NamedTuple):
@@ -21,12 +24,44 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(impl: str) -> Choice:
-    """Resolve "auto"; every other name is taken at its word."""
+def choose(impl: str = "auto", device: str = "cpu", dtype: str = "float32", aligner: str = "offset") -> Choice:
+    """Resolve "auto" (which HYPERMLP_IMPL may overrule), and what "native" cannot do here."""
     choose_from("impl", impl, get_args(Impl))
-    if impl == "auto":
-        return Choice("chunked", "linear memory on every device")
-    return Choice(impl, "asked for")
+    why = "asked for"
+    if impl == "auto" and os.environ.get("HYPERMLP_IMPL"):
+        impl, why = os.environ["HYPERMLP_IMPL"], "HYPERMLP_IMPL"
+        choose_from("HYPERMLP_IMPL", impl, get_args(Impl))
+    if impl in ("dense", "chunked"):
+        return Choice(impl, why)
+    obstacle = native_obstacle(device, dtype, aligner)
+    return Choice("chunked", obstacle) if obstacle else Choice("native", f"CPU, {dtype}, {library().reason}")
+
+
+def native_obstacle(device: str, dtype: str, aligner: str) -> str | None:
+    """Why the native kernel cannot compute this; None if it can."""
+    if device != "cpu":
+        return f"strips on {device}: the native kernel is for the CPU"
+    if dtype not in ("float32", "bfloat16", "float16"):
+        return f"strips for {dtype}: the native kernel computes in float32"
+    if aligner != "offset":
+        return f"strips for the {aligner} layout"
+    return None if library().handle is not None else library().reason
+
+
+def _resolve(impl: str, device: str, dtype: str, aligner: str) -> str:
+    choice = choose(impl, device, dtype, aligner)
+    if impl in ("auto", "native"):
+        notice.once(f"impl={choice.impl} ({choice.reason})")
+    return choice.impl
+
+
+# What torch.compiler.assume_constant_result does, without its import of the whole compiler.
+_resolve._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def resolve(impl: str, x: Tensor, spec: Spec) -> str:
+    """The implementation for inputs like x: "dense", "chunked" or "native"; an automatic choice is told once."""
+    return _resolve(impl, x.device.type, str(x.dtype).removeprefix("torch."), spec.aligner)
 
 
 def mix(
@@ -44,9 +79,11 @@ def mix(
     """Readout o (B T H V) of queries q (B T G K) over keys k (B S G K) and values v (B S H V); see reference.mix."""
     if spec.aligner == "identity":
         check_fits(k.shape[1], spec.block_size, spans)
-    if choose(impl).impl == "dense":
+    impl = resolve(impl, q, spec)
+    if impl == "dense":
         return reference.mix(q, k, v, routing, reading, spec, spans)
-    return strips.mix(q, k, v, routing, reading, spec, spans, chunk)
+    compute = native.mix if impl == "native" else strips.mix
+    return compute(q, k, v, routing, reading, spec, spans, chunk)
 
 
 def check_fits(slots: int, block_size: int, spans: Tensor | None) -> None:

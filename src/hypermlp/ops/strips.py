@@ -19,13 +19,14 @@ M rows of a strip, N mixing columns of a strip.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypermlp.ops.types import Mixing, Spec, compute_dtype
+from hypermlp.ops.registered import Inputs, register
+from hypermlp.ops.types import Spec, compute_dtype
 
 # Elements of one strip buffer that the program aims at: 4 MiB in float32, small enough for a cache, large enough for BLAS.
 BUFFER_ELEMENTS = 1 << 20
@@ -175,7 +176,7 @@ def row_norm(gate: Tensor, spec: Spec) -> Tensor:
     return (torch.einsum("bhmn,bhmn->bhm", gate, gate) + spec.eps).sqrt_()[..., None]
 
 
-def forward(
+def span_forward(
     q: Tensor, k: Tensor, v: Tensor, routing: Operator | None, reading: Operator | None, spec: Spec, height: int
 ) -> tuple[Tensor, Tensor]:
     """o (B H T V) and ρ (B H T 1) of one span, or of many equal ones as a batch; q, k, v are (B heads time width)."""
@@ -208,7 +209,7 @@ def add_operator_gradients(into: Operator, strip: Strip, lags: slice, found: tup
     into.control[:, :, strip.i0 : strip.i1] = found[3]
 
 
-def backward(
+def span_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -263,8 +264,7 @@ def backward(
         grads.k[:, :, slots] += d_z.mT @ q[:, :, rows]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The registered operators: flat arguments, so that torch.compile and autograd see one opaque node.
+# The whole operator: batches and spans, types, layouts.
 
 
 def strip_height(asked: int | None, rows: int) -> int:
@@ -272,8 +272,9 @@ def strip_height(asked: int | None, rows: int) -> int:
     return max(1, min(asked or DEFAULT_STRIP, rows))
 
 
-def groups(batch: int, heads: int, rows: int, slots: int, spans: Tensor | None, height: int) -> Iterator[tuple[slice, ...]]:
+def groups(q: Tensor, k: Tensor, spans: Tensor | None, height: int) -> Iterator[tuple[slice, slice, slice]]:
     """Batch entries, rows and slots computed together: whole batches where all entries are alike, else span by span."""
+    batch, heads, rows, slots = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
     if spans is not None:
         for b, r0, r1, c0, c1 in spans.tolist():
             if r1 > r0:
@@ -290,138 +291,56 @@ def heads_first(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).transpose(1, 2).contiguous()
 
 
-def operator(left: Tensor | None, right: Tensor | None, baseline: Tensor | None, control: Tensor | None) -> Operator | None:
-    """Operator in the compute type, control as (B H T R)."""
-    if left is None or right is None or control is None:
-        return None
-    dtype = compute_dtype(control.dtype)
-    base = None if baseline is None else baseline.to(dtype)
-    return Operator(left.to(dtype), right.to(dtype), base, heads_first(control, dtype))
+def operators(inputs: Inputs, dtype: torch.dtype) -> tuple[Operator | None, Operator | None]:
+    """R1 and R2ᵀ in the compute type, controls as (B H T R)."""
+
+    def make(left: Tensor | None, right: Tensor | None, base: Tensor | None, control: Tensor | None) -> Operator | None:
+        if left is None or right is None or control is None:
+            return None
+        base = None if base is None else base.to(dtype)
+        return Operator(left.to(dtype), right.to(dtype), base, heads_first(control, dtype))
+
+    return make(*inputs[3:7]), make(*inputs[7:11])
 
 
 def select(op: Operator | None, batch: slice, rows: slice) -> Operator | None:
     return None if op is None else op._replace(control=op.control[batch, :, rows])
 
 
-@torch.library.custom_op("hypermlp::strips", mutates_args=())
-def strips_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    left1: Tensor | None,
-    right1: Tensor | None,
-    base1: Tensor | None,
-    control1: Tensor | None,
-    left2: Tensor | None,
-    right2: Tensor | None,
-    base2: Tensor | None,
-    control2: Tensor | None,
-    spans: Tensor | None,
-    kind: str,
-    norm: str,
-    aligner: str,
-    causal: bool,
-    block_size: int,
-    eps: float,
-    chunk: int | None,
-) -> tuple[Tensor, Tensor]:
-    """o (B T H V) and ρ (B H T 1)."""
-    spec = Spec(kind=kind, norm=norm, aligner=aligner, causal=causal, block_size=block_size, eps=eps)  # type: ignore[arg-type]
-    dtype = compute_dtype(q.dtype)
-    with torch.autocast(q.device.type, enabled=False):
-        qh, kh, vh = (heads_first(x, dtype) for x in (q, k, v))
-        routing, reading = operator(left1, right1, base1, control1), operator(left2, right2, base2, control2)
-        B, T, H, V = q.shape[0], q.shape[1], v.shape[2], v.shape[3]
-        height = strip_height(chunk, T)
-        o = vh.new_zeros(B, T, H, V)
-        rho = vh.new_ones(B, H, T, 1)
-        for b, rows, slots in groups(B, qh.shape[1], T, k.shape[1], spans, height):
-            part = forward(
-                qh[b, :, rows],
-                kh[b, :, slots],
-                vh[b, :, slots],
-                select(routing, b, rows),
-                select(reading, b, rows),
-                spec,
-                height,
-            )
-            o[b, rows] = part[0].transpose(1, 2)
-            rho[b, :, rows] = part[1]
-        return o.to(q.dtype), rho
+def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor]:
+    q, k, v = inputs[:3]
+    dtype, height = compute_dtype(q.dtype), strip_height(chunk, q.shape[1])
+    qh, kh, vh = (heads_first(x, dtype) for x in (q, k, v))
+    routing, reading = operators(inputs, dtype)
+    o = vh.new_zeros(q.shape[0], q.shape[1], v.shape[2], v.shape[3])  # B T H V; zero where there is no span
+    rho = vh.new_ones(o.shape[:3])
+    for b, rows, slots in groups(q, k, inputs.spans, height):
+        part = (qh[b, :, rows], kh[b, :, slots], vh[b, :, slots], select(routing, b, rows), select(reading, b, rows))
+        found = span_forward(*part, spec, height)
+        o[b, rows], rho[b, rows] = found[0].transpose(1, 2), found[1].squeeze(3).transpose(1, 2)
+    return o.to(q.dtype), rho
 
 
-@strips_op.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    B, T, H, V = q.shape[0], q.shape[1], v.shape[2], v.shape[3]
-    return q.new_empty(B, T, H, V), q.new_empty(B, H, T, 1, dtype=compute_dtype(q.dtype))
-
-
-@torch.library.custom_op("hypermlp::strips_backward", mutates_args=())
-def strips_backward_op(
-    d_o: Tensor,
-    o: Tensor,
-    rho: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    left1: Tensor | None,
-    right1: Tensor | None,
-    base1: Tensor | None,
-    control1: Tensor | None,
-    left2: Tensor | None,
-    right2: Tensor | None,
-    base2: Tensor | None,
-    control2: Tensor | None,
-    spans: Tensor | None,
-    kind: str,
-    norm: str,
-    aligner: str,
-    causal: bool,
-    block_size: int,
-    eps: float,
-    chunk: int | None,
-) -> list[Tensor]:
-    """Gradients of q, k, v, then left, right, baseline, control of each operator; an empty tensor where there is none."""
-    spec = Spec(kind=kind, norm=norm, aligner=aligner, causal=causal, block_size=block_size, eps=eps)  # type: ignore[arg-type]
-    dtype = compute_dtype(q.dtype)
-    with torch.autocast(q.device.type, enabled=False):
-        qh, kh, vh, oh, d_oh = (heads_first(x, dtype) for x in (q, k, v, o, d_o))
-        routing, reading = operator(left1, right1, base1, control1), operator(left2, right2, base2, control2)
-        height = strip_height(chunk, q.shape[1])
-        into = Gradients(
-            torch.zeros_like(qh), torch.zeros_like(kh), torch.zeros_like(vh), zeros_like(routing), zeros_like(reading)
+def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None) -> list[Tensor | None]:
+    q, k, v = inputs[:3]
+    dtype, height = compute_dtype(q.dtype), strip_height(chunk, q.shape[1])
+    qh, kh, vh, oh, d_oh, rho_h = (heads_first(x, dtype) for x in (q, k, v, o, d_o, rho[..., None]))
+    routing, reading = operators(inputs, dtype)
+    into = Gradients(torch.zeros_like(qh), torch.zeros_like(kh), torch.zeros_like(vh), zeros_like(routing), zeros_like(reading))
+    for b, rows, slots in groups(q, k, inputs.spans, height):
+        part = (qh[b, :, rows], kh[b, :, slots], vh[b, :, slots], select(routing, b, rows), select(reading, b, rows))
+        known = (oh[b, :, rows], rho_h[b, :, rows], d_oh[b, :, rows])
+        target = Gradients(
+            into.q[b, :, rows],
+            into.k[b, :, slots],
+            into.v[b, :, slots],
+            select(into.routing, b, rows),
+            select(into.reading, b, rows),
         )
-        for b, rows, slots in groups(q.shape[0], qh.shape[1], q.shape[1], k.shape[1], spans, height):
-            part = Gradients(
-                into.q[b, :, rows],
-                into.k[b, :, slots],
-                into.v[b, :, slots],
-                select(into.routing, b, rows),
-                select(into.reading, b, rows),
-            )
-            backward(
-                qh[b, :, rows],
-                kh[b, :, slots],
-                vh[b, :, slots],
-                select(routing, b, rows),
-                select(reading, b, rows),
-                oh[b, :, rows],
-                rho[b, :, rows],
-                d_oh[b, :, rows],
-                part,
-                spec,
-                height,
-            )
-        found = [into.q.transpose(1, 2), into.k.transpose(1, 2), into.v.transpose(1, 2)]
-        found += flat_gradients(into.routing) + flat_gradients(into.reading)
-        inputs = (q, k, v, left1, right1, base1, control1, left2, right2, base2, control2)
-        return [g.to(x.dtype).contiguous() if x is not None else q.new_empty(0) for g, x in zip(found, inputs, strict=True)]
-
-
-@strips_backward_op.register_fake
-def _(d_o: Tensor, o: Tensor, rho: Tensor, *rest: Any) -> list[Tensor]:
-    like = d_o.new_empty(0)
-    return [like if x is None else x.new_empty(x.shape) for x in rest[:11]]
+        span_backward(*part, *known, target, spec, height)
+    found = [into.q.transpose(1, 2), into.k.transpose(1, 2), into.v.transpose(1, 2)]
+    found += flat_gradients(into.routing) + flat_gradients(into.reading)
+    return [None if x is None else g.to(x.dtype).contiguous() for g, x in zip(found, inputs[:11], strict=True)]
 
 
 def zeros_like(op: Operator | None) -> Operator | None:
@@ -434,40 +353,4 @@ def flat_gradients(op: Operator | None) -> list[Tensor]:
     return [op.left, op.right, torch.empty(0) if op.baseline is None else op.baseline, op.control.transpose(1, 2)]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*output, *inputs[:12])
-    ctx.options = inputs[12:]
-    ctx.set_materialize_grads(True)
-
-
-def _backward(ctx: Any, d_o: Tensor, d_rho: Tensor) -> tuple[Any, ...]:
-    o, rho, *inputs = ctx.saved_tensors
-    found = strips_backward_op(d_o, o, rho, *inputs, *ctx.options)
-    grads = [None if x is None else g for x, g in zip(inputs[:11], found, strict=True)]
-    return (*grads, None, *(None for _ in ctx.options))
-
-
-strips_op.register_autograd(_backward, setup_context=_save)
-
-
-def flat_operator(mixing: Mixing | None, transpose: bool) -> tuple[Tensor | None, ...]:
-    if mixing is None:
-        return (None, None, None, None)
-    left, right = (mixing.B, mixing.A) if transpose else (mixing.A, mixing.B)
-    return left, right, mixing.baseline(), mixing.control
-
-
-def mix(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    routing: Mixing | None,
-    reading: Mixing | None,
-    spec: Spec,
-    spans: Tensor | None = None,
-    chunk: int | None = None,
-) -> Tensor:
-    """The same as reference.mix, by strips of `chunk` rows."""
-    options = (spec.kind, spec.norm, spec.aligner, spec.causal, spec.block_size, spec.eps, chunk)
-    operators = (*flat_operator(routing, False), *flat_operator(reading, True))
-    return strips_op(q, k, v, *operators, spans, *options)[0]
+mix = register("strips", forward, backward)

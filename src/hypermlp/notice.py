@@ -1,0 +1,23 @@
+"""Things the user should hear once: which implementation was chosen and why, what is being compiled, what is missing.
+
+They go to the logger "hypermlp"; where the program has set up no logging of its own they appear on stderr.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+logger = logging.getLogger("hypermlp")
+
+
+@functools.cache
+def once(message: str) -> None:
+    """Say `message` the first time in this process."""
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("hypermlp: %(message)s"))
+        logger.addHandler(handler)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.INFO)
+    logger.info(message)

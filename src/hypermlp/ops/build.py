@@ -1,0 +1,123 @@
+"""Compiles kernel.cpp at first use, for this machine, into the user's cache folder.
+
+The file's name is a digest of everything that it depends on: source, compiler, flags and the processor's features. So a folder
+shared by different machines never gives one of them an instruction it lacks, and an old file is never taken for a new one.
+Several processes may start at once: one compiles under a lock, and the finished library appears in one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hypermlp import notice
+
+SOURCE = Path(__file__).with_name("kernel.cpp")
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=fast")
+TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler accepts
+SECONDS = 600  # for one compilation
+
+
+class Library(NamedTuple):
+    """The loaded kernel, or why there is none."""
+
+    handle: ctypes.CDLL | None
+    reason: str
+
+
+@functools.cache
+def library() -> Library:
+    """The kernel, compiled if need be; never raises."""
+    compiler = find_compiler()
+    if compiler is None:
+        return Library(None, "no C++ compiler found; install g++ or clang++, or set CXX")
+    try:
+        return Library(load(compiler), f"{Path(compiler).name} found")
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        return Library(None, f"compiling the native kernel with {compiler} failed: {str(detail).strip()[-400:]}")
+
+
+def find_compiler() -> str | None:
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+def load(compiler: str) -> ctypes.CDLL:
+    folder = cache_folder()
+    path = folder / f"kernel-{digest(compiler)}.so"
+    with lock(folder / "lock"):
+        if path.exists():
+            with contextlib.suppress(OSError):  # a file that does not load is made again
+                return ctypes.CDLL(str(path))
+        notice.once(f"compiling the native CPU kernel into {folder} (once, about half a minute)")
+        compile_to(path, compiler)
+    return ctypes.CDLL(str(path))
+
+
+def compile_to(path: Path, compiler: str) -> None:
+    """Compile into a temporary file beside `path` and move it there, so that nobody sees half of it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so")
+    os.close(handle)
+    try:
+        for tuning in TUNING:
+            command = [compiler, *FLAGS, *tuning, str(SOURCE), "-o", temporary]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+            if done.returncode == 0:
+                os.replace(temporary, path)
+                return
+        raise subprocess.CalledProcessError(done.returncode, command, stderr=done.stderr)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def digest(compiler: str) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60).stdout
+    parts = (SOURCE.read_text(), compiler, version, repr((FLAGS, TUNING)), processor())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def processor() -> str:
+    """Name and features of this processor, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def cache_folder() -> Path:
+    """HYPERMLP_CACHE, or the user's cache folder, or a private temporary one where that cannot be written."""
+    home = os.environ.get("HYPERMLP_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hypermlp"
+    for folder in [Path(home)] if home else [base]:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+    return Path(tempfile.mkdtemp(prefix="hypermlp-"))
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock; the system releases it if the process dies."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

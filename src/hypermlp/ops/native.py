@@ -1,0 +1,228 @@
+"""The operator, the convolutions and the gates in compiled code for the CPU (kernel.cpp), float32, causal offset layout.
+
+Letters as in ops/types.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hypermlp.ops.build import library
+from hypermlp.ops.registered import Inputs, register
+from hypermlp.ops.types import Spec, dense_spans
+
+I64, POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+FAILURES = {1: "out of memory", 2: "arguments do not agree"}
+
+
+class View(ctypes.Structure):
+    """A tensor (batch, time, head, width) with a contiguous last axis; strides in floats."""
+
+    _fields_ = (("data", POINTER), ("b", I64), ("t", I64), ("h", I64))
+
+
+class Arguments(ctypes.Structure):
+    """hm_args of kernel.cpp, field by field."""
+
+    _fields_ = (
+        *(
+            (name, I64)
+            for name in ("B", "T", "S", "H", "G", "K", "V", "R1", "R2", "L", "act", "norm", "shortcut1", "shortcut2")
+        ),
+        ("eps", ctypes.c_double),
+        ("n_spans", I64),
+        ("spans", POINTER),
+        ("nthreads", I64),
+        ("parallel", POINTER),
+        *((name, View) for name in ("q", "k", "v", "s1", "s2")),
+        *((name, POINTER) for name in ("A1", "B1", "diag1", "A2", "B2", "diag2")),
+        ("o", View),
+        ("rho", POINTER),
+        *((name, View) for name in ("dout", "dq", "dk", "dv", "ds1", "ds2")),
+        *((name, POINTER) for name in ("dA1", "dB1", "ddiag1", "dA2", "dB2", "ddiag2")),
+    )
+
+
+class ConvArguments(ctypes.Structure):
+    """hm_conv_args of kernel.cpp."""
+
+    _fields_ = (
+        *((name, I64) for name in ("B", "T", "C", "W", "nthreads")),
+        ("parallel", POINTER),
+        ("x", View),
+        *((name, POINTER) for name in ("wk", "wv", "pos", "history")),
+        *((name, View) for name in ("yk", "yv", "dyk", "dyv", "dx")),
+        *((name, POINTER) for name in ("dwk", "dwv")),
+    )
+
+
+class GateArguments(ctypes.Structure):
+    """hm_gate_args of kernel.cpp."""
+
+    _fields_ = (
+        *((name, I64) for name in ("N", "C", "nthreads")),
+        ("parallel", POINTER),
+        *((name, POINTER) for name in ("x", "g", "y")),
+        *((name, I64) for name in ("x_row", "g_row", "y_row")),
+        *((name, POINTER) for name in ("dy", "dx", "dg")),
+        *((name, I64) for name in ("dy_row", "dx_row", "dg_row")),
+    )
+
+
+@functools.cache
+def thread_pool() -> int | None:
+    """Address of torch's own OpenMP entry point, since two pools of threads would fight; None: the kernel starts its own."""
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")):
+        try:
+            return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, POINTER).value
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def call(name: str, arguments: ctypes.Structure) -> None:
+    handle = library().handle
+    assert handle is not None, "chosen only where it loads"
+    function = getattr(handle, name)
+    status = function(ctypes.byref(arguments))
+    if status != 0:
+        raise RuntimeError(f"{name} failed with status {status}: {FAILURES.get(status, 'unknown')}")
+
+
+def view(x: Tensor | None) -> View:
+    """x is (B T H V) or (B T C)."""
+    if x is None:
+        return View(None, 0, 0, 0)
+    head = x.stride(2) if x.dim() == 4 else 0
+    return View(x.data_ptr(), x.stride(0), x.stride(1), head)
+
+
+def pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def single(x: Tensor) -> Tensor:
+    """float32 with a contiguous last axis, as it is where it can be."""
+    x = x.to(torch.float32)
+    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+
+
+def arguments(inputs: Inputs, spec: Spec) -> tuple[Arguments, list[Tensor]]:
+    """The kernel's arguments, and the tensors that must live while it runs."""
+    q, k, v = (single(x) for x in inputs[:3])
+    left1, right1, base1, left2, right2, base2 = (
+        None if x is None else x.to(torch.float32).contiguous() for x in (*inputs[3:6], *inputs[7:10])
+    )
+    control1, control2 = (None if x is None else single(x) for x in (inputs.control1, inputs.control2))
+    B, T, S, H = q.shape[0], q.shape[1], k.shape[1], v.shape[2]
+    spans = dense_spans(B, T, S) if inputs.spans is None else inputs.spans
+    spans = spans[spans[:, 2] > spans[:, 1]].contiguous()
+    a = Arguments(B, T, S, H, q.shape[2], q.shape[3], v.shape[3])
+    a.R1 = 0 if left1 is None else left1.shape[2]
+    a.R2 = 0 if left2 is None else left2.shape[2]
+    a.L, a.act, a.norm, a.eps = spec.block_size, int(spec.kind == "relu"), int(spec.norm != "none"), spec.eps
+    a.n_spans, a.spans = len(spans), spans.data_ptr()
+    a.nthreads, a.parallel = torch.get_num_threads(), thread_pool()
+    a.q, a.k, a.v, a.s1, a.s2 = view(q), view(k), view(v), view(control1), view(control2)
+    a.A1, a.B1, a.diag1 = pointer(left1), pointer(right1), pointer(base1)
+    a.B2, a.A2, a.diag2 = pointer(left2), pointer(right2), pointer(base2)  # R2 is applied transposed
+    kept = [q, k, v, spans, left1, right1, base1, left2, right2, base2, control1, control2]
+    return a, [x for x in kept if x is not None]
+
+
+def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor]:
+    a, kept = arguments(inputs, spec)
+    q, v = kept[0], kept[2]
+    o = q.new_empty(q.shape[0], q.shape[1], v.shape[2], v.shape[3])
+    rho = q.new_empty(o.shape[:3])
+    a.o, a.rho = view(o), rho.data_ptr()
+    call("hm_forward", a)
+    return o.to(inputs.q.dtype), rho
+
+
+def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None) -> list[Tensor | None]:
+    a, kept = arguments(inputs, spec)
+    d_o, o, rho = single(d_o), single(o), rho.contiguous()
+    found = [None if x is None else torch.empty(x.shape, dtype=torch.float32) for x in inputs[:11]]
+    a.o, a.rho, a.dout = view(o), rho.data_ptr(), view(d_o)
+    a.dq, a.dk, a.dv, a.ds1, a.ds2 = (view(found[i]) for i in (0, 1, 2, 6, 10))
+    a.dA1, a.dB1, a.ddiag1 = (pointer(found[i]) for i in (3, 4, 5))
+    a.dB2, a.dA2, a.ddiag2 = (pointer(found[i]) for i in (7, 8, 9))
+    call("hm_backward", a)
+    del kept
+    return [None if x is None or g is None else g.to(x.dtype) for g, x in zip(found, inputs[:11], strict=True)]
+
+
+mix = register("native", forward, backward)
+
+
+def convs_forward(x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Both depthwise causal convolutions of x (B T C) in one pass; see ops.pointwise.convs."""
+    x, wk, wv = single(x), wk.contiguous(), wv.contiguous()
+    yk, yv = (
+        torch.empty_like(x, memory_format=torch.contiguous_format),
+        torch.empty_like(x, memory_format=torch.contiguous_format),
+    )
+    a, kept = conv_arguments(x, wk, wv, position, history)
+    a.yk, a.yv = view(yk), view(yv)
+    call("hm_conv_forward", a)
+    del kept
+    return yk, yv
+
+
+def convs_backward(
+    d_yk: Tensor, d_yv: Tensor, x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, wk and wv."""
+    x, wk, wv, d_yk, d_yv = single(x), wk.contiguous(), wv.contiguous(), single(d_yk), single(d_yv)
+    d_x, d_wk, d_wv = torch.empty(x.shape), torch.empty(wk.shape), torch.empty(wv.shape)
+    a, kept = conv_arguments(x, wk, wv, position, None)
+    a.dyk, a.dyv, a.dx, a.dwk, a.dwv = view(d_yk), view(d_yv), view(d_x), d_wk.data_ptr(), d_wv.data_ptr()
+    call("hm_conv_backward", a)
+    del kept
+    return d_x, d_wk, d_wv
+
+
+def conv_arguments(
+    x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None
+) -> tuple[ConvArguments, list[Tensor | None]]:
+    position = None if position is None else position.expand(x.shape[:2]).contiguous()
+    history = None if history is None else history.to(torch.float32).contiguous()
+    a = ConvArguments(*x.shape, wk.shape[1], torch.get_num_threads(), thread_pool(), view(x))
+    a.wk, a.wv, a.pos, a.history = wk.data_ptr(), wv.data_ptr(), pointer(position), pointer(history)
+    return a, [position, history]
+
+
+def gate_forward(x: Tensor, g: Tensor) -> Tensor:
+    """x ⊙ σ(g) for x and g (B T C) whose rows may lie apart."""
+    x, g = rows_apart(x), rows_apart(g)
+    y = torch.empty(x.shape)
+    a = GateArguments(x.shape[0] * x.shape[1], x.shape[2], torch.get_num_threads(), thread_pool())
+    a.x, a.g, a.y, a.x_row, a.g_row, a.y_row = x.data_ptr(), g.data_ptr(), y.data_ptr(), x.stride(1), g.stride(1), y.shape[2]
+    call("hm_gate_forward", a)
+    return y
+
+
+def gate_backward(d_y: Tensor, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of x and g."""
+    x, g, d_y = rows_apart(x), rows_apart(g), rows_apart(d_y)
+    d_x, d_g = torch.empty(x.shape), torch.empty(x.shape)
+    a = GateArguments(x.shape[0] * x.shape[1], x.shape[2], torch.get_num_threads(), thread_pool())
+    a.x, a.g, a.dy, a.dx, a.dg = (t.data_ptr() for t in (x, g, d_y, d_x, d_g))
+    a.x_row, a.g_row, a.dy_row, a.dx_row, a.dg_row = x.stride(1), g.stride(1), d_y.stride(1), x.shape[2], x.shape[2]
+    call("hm_gate_backward", a)
+    return d_x, d_g
+
+
+def rows_apart(x: Tensor) -> Tensor:
+    """float32 (B T C) whose rows are a constant distance apart, as it is where it can be."""
+    x = single(x)
+    even = x.shape[0] <= 1 or x.stride(0) == x.shape[1] * x.stride(1)
+    return x if even else x.contiguous()

@@ -1,0 +1,135 @@
+"""What surrounds the operator in a layer and is bound by memory: convolutions and gates, each as one pass where it can be.
+
+Letters: B batch, T time, C width, W taps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypermlp.ops import native
+
+
+def convs(
+    x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None = None, history: Tensor | None = None, *, impl: str
+) -> tuple[Tensor, Tensor]:
+    """Two depthwise causal convolutions of x (B T C) with weights (C W): y[t] = Σ_j w[:, W−1−j] ⊙ x[t−j].
+
+    A tap beyond a token's own sequence sees zero: `position` (1|B T) is the token's place in it (None: sequences begin at 0).
+    Before t = 0 taps see `history` (B, W−1, C), for inference only.
+    """
+    if impl == "dense":
+        return plain_conv(x, wk, position, history), plain_conv(x, wv, position, history)
+    return convs_op(x, wk, wv, position, history, impl == "native" and is_single(x, wk, wv))
+
+
+def gate(x: Tensor, g: Tensor, *, impl: str) -> Tensor:
+    """x ⊙ σ(g), both (B T C)."""
+    if impl == "native" and is_single(x, g):
+        return gate_op(x, g)
+    return x * torch.sigmoid(g)
+
+
+def is_single(*tensors: Tensor) -> bool:
+    return all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+
+
+def plain_conv(x: Tensor, weight: Tensor, position: Tensor | None, history: Tensor | None) -> Tensor:
+    """One convolution in differentiable steps."""
+    taps, time = weight.shape[1], x.shape[1]
+    before = x.new_zeros(x.shape[0], taps - 1, x.shape[2]) if history is None else history.to(x.dtype)
+    padded = torch.cat([before, x], dim=1)
+    y = x * weight[:, -1]
+    for j in range(1, taps):
+        y = y + tap(padded[:, taps - 1 - j : taps - 1 - j + time], position, j) * weight[:, taps - 1 - j]
+    return y
+
+
+def tap(shifted: Tensor, position: Tensor | None, j: int) -> Tensor:
+    return shifted if position is None else torch.where((position >= j)[..., None], shifted, 0)
+
+
+def plain_backward(
+    d_yk: Tensor, d_yv: Tensor, x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    taps, time = wk.shape[1], x.shape[1]
+    d_x, d_wk, d_wv = torch.zeros_like(x), torch.zeros_like(wk), torch.zeros_like(wv)
+    for j in range(min(taps, time)):
+        index, place = taps - 1 - j, None if position is None else position[:, j:]
+        for d_y, weight, d_weight in ((d_yk, wk, d_wk), (d_yv, wv, d_wv)):
+            d_tap = tap(d_y[:, j:], place, j)
+            d_x[:, : time - j] += d_tap * weight[:, index]
+            d_weight[:, index] = torch.einsum("btc,btc->c", d_tap, x[:, : time - j])
+    return d_x, d_wk, d_wv
+
+
+@torch.library.custom_op("hypermlp::convs", mutates_args=())
+def convs_op(
+    x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None, use_native: bool
+) -> tuple[Tensor, Tensor]:
+    if use_native:
+        return native.convs_forward(x, wk, wv, position, history)
+    return plain_conv(x, wk, position, history), plain_conv(x, wv, position, history)
+
+
+@convs_op.register_fake
+def _(x: Tensor, wk: Tensor, wv: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(x.dtype, wk.dtype)
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape, dtype=dtype)
+
+
+@torch.library.custom_op("hypermlp::convs_backward", mutates_args=())
+def convs_backward_op(
+    d_yk: Tensor, d_yv: Tensor, x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, use_native: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    found = native.convs_backward if use_native else plain_backward
+    return found(d_yk, d_yv, x, wk, wv, position)
+
+
+@convs_backward_op.register_fake
+def _(d_yk: Tensor, d_yv: Tensor, x: Tensor, wk: Tensor, wv: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), wk.new_empty(wk.shape), wv.new_empty(wv.shape)
+
+
+def _save_convs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, wk, wv, position, history, ctx.use_native = inputs
+    if history is not None and any(t.requires_grad for t in (x, wk, wv)):
+        raise ValueError("a convolution with history is for inference; it has no gradients")
+    ctx.save_for_backward(x, wk, wv, position)
+
+
+def _backward_convs(ctx: Any, d_yk: Tensor, d_yv: Tensor) -> tuple[Any, ...]:
+    return (*convs_backward_op(d_yk, d_yv, *ctx.saved_tensors, ctx.use_native), None, None, None)
+
+
+convs_op.register_autograd(_backward_convs, setup_context=_save_convs)
+
+
+@torch.library.custom_op("hypermlp::gate", mutates_args=())
+def gate_op(x: Tensor, g: Tensor) -> Tensor:
+    return native.gate_forward(x, g)
+
+
+@gate_op.register_fake
+def _(x: Tensor, g: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("hypermlp::gate_backward", mutates_args=())
+def gate_backward_op(d_y: Tensor, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    return native.gate_backward(d_y, x, g)
+
+
+@gate_backward_op.register_fake
+def _(d_y: Tensor, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+def _save_gate(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+gate_op.register_autograd(lambda ctx, d_y: gate_backward_op(d_y, *ctx.saved_tensors), setup_context=_save_gate)
