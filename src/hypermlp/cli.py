@@ -82,19 +82,40 @@ def bench_layer(
         choose_from("--only", name, tuple(CONTESTANTS))
     if against is not None and not against.is_file():
         raise ValueError(f"--against ({against}) must be the authors' hyperglu.py")
-    if not all(part.isdigit() and int(part) > 0 for part in threads.split(",")):
-        raise ValueError(f"--threads ({threads}) must be whole numbers, such as 2,1")
     show_layer(
         Console(),
         out,
         [Shape.parse(text) for text in shape] if shape else list(DEFAULT_SHAPES),
         names=only or list(CONTESTANTS),
         rounds=rounds,
-        thread_counts=[int(part) for part in threads.split(",")],
+        thread_counts=whole_numbers("--threads", threads),
         match=match,
         against=str(against) if against else None,
         with_memory=memory,
     )
+
+
+@bench.command("decode")
+def bench_decode(
+    context: Annotated[
+        str, typer.Option(help="Lengths of the context, each with a block_size to match.")
+    ] = "256,1024,4096,16384",
+    batch: Annotated[str, typer.Option(help="Sequences decoded at once.")] = "1,8",
+    width: Annotated[int, typer.Option(min=16, help="Width of the layer.")] = 768,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which the contestants take turns.")] = 15,
+    out: Annotated[Path, typer.Option(help="Folder for numbers and picture.")] = Path("runs/bench"),
+) -> None:
+    """One token after another: milliseconds per token and bytes of cache; and what a cache adds to the prefill."""
+    from hypermlp.report.bench import show_decode
+
+    lengths, batches = whole_numbers("--context", context), whole_numbers("--batch", batch)
+    show_decode(Console(), out, lengths, batches, width=width, rounds=rounds)
+
+
+def whole_numbers(name: str, text: str) -> list[int]:
+    if not all(part.isdigit() and int(part) > 0 for part in text.split(",")):
+        raise ValueError(f"{name} ({text}) must be whole numbers with commas between them, such as 2,1")
+    return [int(part) for part in text.split(",")]
 
 
 def main() -> None:

@@ -31,11 +31,7 @@
 #include <sys/mman.h>
 #endif
 
-#if defined(_WIN32)
-#define HM_API extern "C" __declspec(dllexport)
-#else
 #define HM_API extern "C" __attribute__((visibility("default")))
-#endif
 
 using i64 = int64_t;
 
@@ -55,7 +51,7 @@ struct hm_args {
     i64 shortcut1, shortcut2;  // D = shortcut + diag
     double eps;
     i64 n_spans;
-    const i64 *spans;          // n_spans x [batch, row_begin, row_end, slot_begin, slot_end]
+    const i64 *spans;          // n_spans x [batch, row_begin, row_end, slot_begin, slot_end]; no row is in two spans
     i64 nthreads;
     void *parallel;            // null (std::thread) or a function like libgomp's GOMP_parallel
     hm_view q, k, v, s1, s2;   // (B,T,G,K) (B,S,G,K) (B,S,H,V) (B,T,G,R1) (B,T,H,R2)
@@ -114,6 +110,7 @@ constexpr i64 M_STRIP = 96, M_SINGLE = 132;  // rows of a strip; a span no longe
 constexpr i64 ROW_PATH = 3;                  // spans of so few rows read k and v in place (decoding)
 constexpr i64 DB = 512;                      // slots of one decoding block
 static_assert(TL % NR == 0 && TC % NR == 0, "tiles hold whole panels");
+static_assert(DB % (2 * VL) == 0, "blocks hold whole pairs of vectors");
 
 typedef float vf __attribute__((vector_size(VL * 4)));
 typedef int32_t vi __attribute__((vector_size(VL * 4)));
@@ -406,7 +403,7 @@ void pack_transposed(const float *src, i64 stride, i64 n, i64 depth, float *dst)
         for (i64 s = 0; s < full; s += 4)
             for (i64 p = 0; p < d4; p += 4) {
                 const float *at = from + s * stride + p;
-                __builtin_prefetch(at + (8 + p / 4 % 4) * stride);
+                __builtin_prefetch(at + (8 + p / 4 % 4) * stride);  // the rows after next, a line of each per 16 floats
                 v4 a0 = *(const v4_mem *)at, a1 = *(const v4_mem *)(at + stride);
                 v4 a2 = *(const v4_mem *)(at + 2 * stride), a3 = *(const v4_mem *)(at + 3 * stride);
                 transpose4(a0, a1, a2, a3);
@@ -603,13 +600,13 @@ void clear_older(const Strip &s, Matrix X) {
     for (i64 i = 0; i < s.m; i++) memset(X.lag(i, 0), 0, s.first_lag(i) * sizeof(float));
 }
 
-// gF[u] += Σ_i X[i,u] t[i]: the gradient of a factor, columns ya..yb.
+// gF[y] += Σ_i X[i,y] t[i]: the gradient of a factor, columns ya..yb. X points at column ya, gF at y = 0.
 void scatter_lags(const Strip &s, const float *X, i64 ldx, i64 ya, i64 yb, const float *t, i64 Rp, float *gF) {
     yb = std::min(yb, s.W);
     for (i64 y = ya; y < yb; y += MR) {
         i64 cols = std::min<i64>(MR, yb - y), i = 0;
         while (i < s.m && s.first_lag(i) > y + cols - 1) i++;
-        if (i < s.m) add_rank<ByCol>(cols, Rp, s.m - i, X + i * ldx + y - ya, ldx, t + i * Rp, gF + (s.ubase + y) * Rp);
+        if (i < s.m) add_rank<ByCol>(cols, Rp, s.m - i, X + i * ldx + y - ya, ldx, t + i * Rp, gF + y * Rp);
     }
 }
 
@@ -821,7 +818,10 @@ struct Work {
 
     void carve(Arena &mem, const Plan &P, bool backward) {
         i64 m = P.m_max, ld = strip_ld(P.Wp_max, m), off = margin(m);
-        auto matrix = [&]() { return Matrix{mem.floats(m * ld + NR) + off, ld}; };
+        auto matrix = [&]() {
+            float *p = mem.floats(m * ld + NR);
+            return Matrix{p ? p + off : nullptr, ld};
+        };
         for (i64 g = 0; g < P.parts; g++) {
             z[g] = matrix();
             q[g] = mem.floats(m * P.Kp);
@@ -989,7 +989,7 @@ struct RowWork {
     const Plan &P;
     std::vector<i64> first_block;  // of each unit (row, head)
     std::vector<i64> first_slot;   // offset of each unit's slots in z
-    float *z, *t1, *t2, *squares, *out;
+    float *z, *t1, *t2, *squares, *out, *mixed;
     i64 slots = 0, blocks = 0;
 
     explicit RowWork(const Plan &plan) : P(plan) {
@@ -1007,20 +1007,43 @@ struct RowWork {
         t2 = mem.floats(blocks * P.p.R2);
         squares = mem.floats(blocks);
         out = mem.floats(blocks * P.p.V);
+        mixed = mem.floats(blocks * std::max(P.p.R1, P.p.R2));  // t1 or t2 with the controls applied, for each block its own
     }
-    // f(unit, row, head, block, first slot of the block within the row, slots, lag index of the first)
-    template <class F> void each_block(F f) const {
-        i64 nw = P.workers(blocks);
-        run_workers(nw, P.p.parallel, [&](i64 w) {
-            Share mine(blocks, w, nw);
-            i64 unit = std::upper_bound(first_block.begin(), first_block.end(), mine.begin) - first_block.begin() - 1;
-            for (i64 k = mine.begin; k < mine.end; k++) {
-                while (first_block[unit + 1] <= k) unit++;
-                const Strip &s = P.rows[unit / P.p.H];
-                i64 j = (k - first_block[unit]) * DB;
-                f(unit, s, unit % P.p.H, k, j, std::min(DB, s.n - j), s.c0 + j + s.L - 1 - s.p0);
-            }
-        });
+    // One block: which unit, row and head it belongs to, its slots [j, j + n) of the row, the lag index u of the first.
+    struct Piece {
+        i64 unit, k;
+        const Strip &s;
+        i64 h, j, n, u;
+    };
+    Piece piece(i64 unit, i64 k) const {
+        const Strip &s = P.rows[unit / P.p.H];
+        i64 j = (k - first_block[unit]) * DB;
+        return {unit, k, s, unit % P.p.H, j, std::min(DB, s.n - j), s.c0 + j + s.L - 1 - s.p0};
+    }
+    void run() const {
+        i64 units = (i64)first_block.size() - 1, nw = P.workers(units), threads = P.workers(blocks);
+        if (units >= threads) {  // whole rows per worker: the threads meet once
+            run_workers(nw, P.p.parallel, [&](i64 w) {
+                Share mine(units, w, nw);
+                for (i64 unit = mine.begin; unit < mine.end; unit++) {
+                    for (i64 k = first_block[unit]; k < first_block[unit + 1]; k++) scores(piece(unit, k));
+                    for (i64 k = first_block[unit]; k < first_block[unit + 1]; k++) activations(piece(unit, k));
+                    for (i64 k = first_block[unit]; k < first_block[unit + 1]; k++) readout(piece(unit, k));
+                    finish(unit);
+                }
+            });
+            return;
+        }
+        for (auto stage : {&RowWork::scores, &RowWork::activations, &RowWork::readout})
+            run_workers(threads, P.p.parallel, [&](i64 w) {
+                Share mine(blocks, w, threads);
+                i64 unit = std::upper_bound(first_block.begin(), first_block.end(), mine.begin) - first_block.begin() - 1;
+                for (i64 k = mine.begin; k < mine.end; k++) {
+                    while (first_block[unit + 1] <= k) unit++;
+                    (this->*stage)(piece(unit, k));
+                }
+            });
+        for (i64 unit = 0; unit < units; unit++) finish(unit);
     }
     // Sum of the partial results of a unit's blocks, times the row's controls.
     void gather(const float *partial, i64 width, i64 offset, i64 R, i64 unit, const float *control, float *t) const {
@@ -1029,57 +1052,52 @@ struct RowWork {
             for (i64 r = 0; r < R; r++) t[r] += partial[k * width + offset + r];
         for (i64 r = 0; r < R; r++) t[r] *= control[r];
     }
-    void run() const {
+    void scores(Piece b) const {  // z and this block's share of t1
         const hm_args &p = P.p;
-        i64 R1 = P.op1.R, R2 = P.op2.R, w1 = P.parts * p.R1;
-        each_block([&](i64 unit, const Strip &s, i64 h, i64 k, i64 j, i64 n, i64 u) {
-            for (i64 part = 0; part < P.parts; part++) {
-                i64 g = P.routing(h, part);
-                float *x = z + part * slots + first_slot[unit] + j, *t = t1 + k * w1 + part * p.R1;
-                dots(n, at(p.k, s.b, s.c0 + j, g), p.k.t, at(p.q, s.b, s.row, g), p.K, x);
-                memset(t, 0, R1 * sizeof(float));
-                if (R1) weighted_sum(n, x, p.A1 + (g * p.L + u) * R1, R1, R1, t);
+        i64 R1 = P.op1.R;
+        for (i64 part = 0; part < P.parts; part++) {
+            i64 g = P.routing(b.h, part);
+            float *x = z + part * slots + first_slot[b.unit] + b.j, *t = t1 + (b.k * P.parts + part) * p.R1;
+            dots(b.n, at(p.k, b.s.b, b.s.c0 + b.j, g), p.k.t, at(p.q, b.s.b, b.s.row, g), p.K, x);
+            memset(t, 0, R1 * sizeof(float));
+            if (R1) weighted_sum(b.n, x, p.A1 + (g * p.L + b.u) * R1, R1, R1, t);
+        }
+    }
+    void activations(Piece b) const {  // h, a in place of z_gate, and this block's share of t2 and of the norm
+        const hm_args &p = P.p;
+        i64 R1 = P.op1.R, R2 = P.op2.R;
+        float hidden[2][DB] = {};  // DB is a whole number of pairs
+        float *t = mixed + b.k * std::max(p.R1, p.R2), *a = z + first_slot[b.unit] + b.j, sq[VL] = {};
+        for (i64 part = 0; part < P.parts; part++) {
+            i64 g = P.routing(b.h, part);
+            const float *x = z + part * slots + first_slot[b.unit] + b.j;
+            if (!R1) {
+                memcpy(hidden[part], x, b.n * sizeof(float));
+                continue;
             }
-        });
-        each_block([&](i64 unit, const Strip &s, i64 h, i64 k, i64 j, i64 n, i64 u) {
-            float hidden[2][DB] = {};  // DB is a whole number of pairs
-            std::vector<float> t(R1);
-            for (i64 part = 0; part < P.parts; part++) {
-                i64 g = P.routing(h, part);
-                const float *x = z + part * slots + first_slot[unit] + j;
-                if (!R1) {
-                    memcpy(hidden[part], x, n * sizeof(float));
-                    continue;
-                }
-                gather(t1, w1, part * p.R1, R1, unit, at(p.s1, s.b, s.row, g), t.data());
-                dots(n, p.B1 + (g * p.L + u) * R1, R1, t.data(), R1, hidden[part]);
-                mix_in(n, x, p.shortcut1, p.diag1 ? p.diag1 + g * p.L + u : nullptr, hidden[part]);
-            }
-            float sq[VL] = {}, *a = z + first_slot[unit] + j;
-            activate_row(P.glu, round_up(n, VL2), hidden[0], hidden[1], hidden[0], sq);  // cells beyond n are zero
-            squares[k] = sum(load(sq));
-            memcpy(a, hidden[0], n * sizeof(float));
-            memset(t2 + k * p.R2, 0, R2 * sizeof(float));
-            if (R2) weighted_sum(n, a, p.B2 + (h * p.L + u) * R2, R2, R2, t2 + k * p.R2);
-        });
-        each_block([&](i64 unit, const Strip &s, i64 h, i64 k, i64 j, i64 n, i64 u) {
-            float weight[DB];
-            const float *a = z + first_slot[unit] + j, *x = a;
-            if (R2) {
-                std::vector<float> t(R2);
-                gather(t2, p.R2, 0, R2, unit, at(p.s2, s.b, s.row, h), t.data());
-                dots(n, p.A2 + (h * p.L + u) * R2, R2, t.data(), R2, weight);
-                mix_in(n, a, p.shortcut2, p.diag2 ? p.diag2 + h * p.L + u : nullptr, weight);
-                x = weight;
-            }
-            memset(out + k * p.V, 0, p.V * sizeof(float));
-            weighted_sum(n, x, at(p.v, s.b, s.c0 + j, h), p.v.t, p.V, out + k * p.V);
-        });
-        i64 units = (i64)P.rows.size() * p.H, nw = P.workers(units);
-        run_workers(nw, p.parallel, [&](i64 w) {
-            Share mine(units, w, nw);
-            for (i64 unit = mine.begin; unit < mine.end; unit++) finish(unit);
-        });
+            gather(t1, P.parts * p.R1, part * p.R1, R1, b.unit, at(p.s1, b.s.b, b.s.row, g), t);
+            dots(b.n, p.B1 + (g * p.L + b.u) * R1, R1, t, R1, hidden[part]);
+            mix_in(b.n, x, p.shortcut1, p.diag1 ? p.diag1 + g * p.L + b.u : nullptr, hidden[part]);
+        }
+        activate_row(P.glu, round_up(b.n, VL2), hidden[0], hidden[1], hidden[0], sq);  // cells beyond n are zero
+        squares[b.k] = sum(load(sq));
+        memcpy(a, hidden[0], b.n * sizeof(float));
+        memset(t2 + b.k * p.R2, 0, R2 * sizeof(float));
+        if (R2) weighted_sum(b.n, a, p.B2 + (b.h * p.L + b.u) * R2, R2, R2, t2 + b.k * p.R2);
+    }
+    void readout(Piece b) const {  // w and this block's share of õ
+        const hm_args &p = P.p;
+        i64 R2 = P.op2.R;
+        float weight[DB], *t = mixed + b.k * std::max(p.R1, p.R2);
+        const float *a = z + first_slot[b.unit] + b.j, *x = a;
+        if (R2) {
+            gather(t2, p.R2, 0, R2, b.unit, at(p.s2, b.s.b, b.s.row, b.h), t);
+            dots(b.n, p.A2 + (b.h * p.L + b.u) * R2, R2, t, R2, weight);
+            mix_in(b.n, a, p.shortcut2, p.diag2 ? p.diag2 + b.h * p.L + b.u : nullptr, weight);
+            x = weight;
+        }
+        memset(out + b.k * p.V, 0, p.V * sizeof(float));
+        weighted_sum(b.n, x, at(p.v, b.s.b, b.s.c0 + b.j, b.h), p.v.t, p.V, out + b.k * p.V);
     }
     static void mix_in(i64 n, const float *x, bool shortcut, const float *diag, float *y) {
         float one = shortcut ? 1.0f : 0.0f;
@@ -1199,8 +1217,8 @@ void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const Para
             });
             continue;
         }
-        scatter_lags(s, dw, w.dw.ld, ya, yb, w.t2s, op2.Rp, sums.A2 - P.u0 * op2.Rp);
-        scatter_lags(s, w.a, lda, ya, yb, w.e2s, op2.Rp, sums.B2 - P.u0 * op2.Rp);
+        scatter_lags(s, dw, w.dw.ld, ya, yb, w.t2s, op2.Rp, sums.A2 + (s.ubase - P.u0) * op2.Rp);
+        scatter_lags(s, w.a, lda, ya, yb, w.e2s, op2.Rp, sums.B2 + (s.ubase - P.u0) * op2.Rp);
         row_groups(s.m, [&](i64 i, i64 rows) {
             expand_group(s, i, rows, w.a, lda, ya, yb, op2, op2.fa, head, w.t2s, dw, w.dw.ld);
         });
@@ -1232,8 +1250,8 @@ void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const Para
                         for (i64 y = round_down(std::max<i64>(s.first_lag(i) - ya, 0), VL); y < yb - ya; y += VL)
                             store(sum + y, load(sum + y) + load(x + y) * load(zz + y));
                     }
-                scatter_lags(s, z.lag(0, ya), z.ld, ya, yb, w.e1s[part], op1.Rp, sums.A1[part] - P.u0 * op1.Rp);
-                scatter_lags(s, dh.lag(0, ya), dh.ld, ya, yb, w.t1s[part], op1.Rp, sums.B1[part] - P.u0 * op1.Rp);
+                scatter_lags(s, z.lag(0, ya), z.ld, ya, yb, w.e1s[part], op1.Rp, sums.A1[part] + (s.ubase - P.u0) * op1.Rp);
+                scatter_lags(s, dh.lag(0, ya), dh.ld, ya, yb, w.t1s[part], op1.Rp, sums.B1[part] + (s.ubase - P.u0) * op1.Rp);
                 row_groups(s.m, [&](i64 i, i64 rows) {
                     expand_group(s, i, rows, dh.lag(0, ya), dh.ld, ya, yb, op1, op1.fa, g, w.e1s[part], dh.lag(0, ya), dh.ld);
                 });

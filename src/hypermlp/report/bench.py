@@ -13,13 +13,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hypermlp.bench import layer
+from hypermlp.bench import decode, layer
 from hypermlp.bench.contestants import BASELINE
 from hypermlp.bench.layer import Shape
 from hypermlp.provenance import provenance, write_json
 from hypermlp.report.style import new_figure, save
 
 COLOURS = {
+    "hyperglu": "#c2410c",
+    "hypermlp": "#a16207",
     "hyperglu native": "#c2410c",
     "hyperglu chunked": "#fb923c",
     "hyperglu dense": "#fed7aa",
@@ -32,15 +34,17 @@ COLOURS = {
 }
 
 
-def show_layer(console: Console, out: Path, shapes: list[Shape], **options: Any) -> list[dict[str, Any]]:
-    """Run the benchmark; leaves layer.json and layer.png in `out`, the numbers after every shape."""
-    out.mkdir(parents=True, exist_ok=True)
+def run_and_record(
+    console: Console, path: Path, run: Callable[..., list[dict[str, Any]]], *arguments: Any, **options: Any
+) -> list[dict[str, Any]]:
+    """Run a benchmark with its progress on the console; the file at `path` grows with every finished row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     finished: list[dict[str, Any]] = []
     record = {"provenance": provenance(), "rows": finished}
 
     def done(row: dict[str, Any]) -> None:
         finished.append(row)
-        write_json(out / "layer.json", record)
+        write_json(path, record)
 
     with console.status("starting") as status:
 
@@ -49,12 +53,55 @@ def show_layer(console: Console, out: Path, shapes: list[Shape], **options: Any)
             if not console.is_terminal:
                 console.print(text)
 
-        layer.run(shapes, tell=tell, done=done, **options)
+        return run(*arguments, tell=tell, done=done, **options)
+
+
+def show_layer(console: Console, out: Path, shapes: list[Shape], **options: Any) -> None:
+    """Run the benchmark of whole layers; leaves layer.json and layer.png in `out`."""
+    rows = run_and_record(console, out / "layer.json", layer.run, shapes, **options)
     for shape in shapes:
-        console.print(*layer_tables(shape, [row for row in finished if row["shape"] == list(shape)]))
-    picture = save(growth(finished), out / "layer.png")
-    console.print(f"Numbers: {out / 'layer.json'}   Picture: {picture}")
-    return finished
+        console.print(*layer_tables(shape, [row for row in rows if row["shape"] == list(shape)]))
+    console.print(f"Numbers: {out / 'layer.json'}   Picture: {save(growth(rows), out / 'layer.png')}")
+
+
+def show_decode(console: Console, out: Path, lengths: list[int], batches: list[int], **options: Any) -> None:
+    """Run the benchmark of decoding; leaves decode.json and decode.png in `out`."""
+    rows = run_and_record(console, out / "decode.json", decode.run, lengths, batches, **options)
+    for batch in batches:
+        console.print(decode_table([row for row in rows if row["batch"] == batch]))
+    console.print(f"Numbers: {out / 'decode.json'}   Picture: {save(decode_picture(rows, batches), out / 'decode.png')}")
+
+
+def decode_table(rows: list[dict[str, Any]]) -> Table:
+    title = f"batch {rows[0]['batch']}, width {rows[0]['width']}; ratios to {decode.BASELINE}"
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    for column in ("context", "layer", "parameters", "ms/token", "ratio", "cache MB", "ratio", "prefill / forward"):
+        table.add_column(column, justify="left" if column == "layer" else "right", no_wrap=True)
+    for row in rows:
+        spread = (row["ratio"]["high"] - row["ratio"]["low"]) / 2
+        table.add_row(
+            str(row["context"]),
+            row["contestant"],
+            f"{row['parameters']:,}",
+            f"{row['ms_per_token']:.3f}",
+            f"{row['ratio']['median']:.2f} ±{spread:.2f}",
+            f"{row['cache_bytes'] / 1e6:.1f}",
+            f"{row['cache_ratio']:.3f}",
+            f"{row['prefill_by_forward']['median']:.2f}",
+        )
+    return table
+
+
+def decode_picture(rows: list[dict[str, Any]], batches: list[int]) -> Figure:
+    figure, axes = new_figure(len(batches) + 1, width=4.6 * (len(batches) + 1), height=3.8)
+    for ax, batch in zip(axes, batches, strict=False):
+        chosen = [row for row in rows if row["batch"] == batch]
+        curves(ax, chosen, lambda row: row["ms_per_token"], lambda row: row["context"], fit=False)
+        ax.set(title=f"decoding, batch {batch}", xlabel="context", ylabel="milliseconds per token")
+    chosen = [row for row in rows if row["batch"] == batches[0]]
+    curves(axes[-1], chosen, lambda row: row["cache_bytes"] / row["batch"], lambda row: row["context"], fit=False)
+    axes[-1].set(title="cache", xlabel="context", ylabel="bytes per sequence")
+    return figure
 
 
 def layer_tables(shape: Shape, rows: list[dict[str, Any]]) -> Iterator[Table]:
@@ -101,13 +148,21 @@ def growth(rows: list[dict[str, Any]]) -> Figure:
     return figure
 
 
-def curves(ax: Axes, rows: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> None:
+def curves(
+    ax: Axes,
+    rows: list[dict[str, Any]],
+    value: Callable[[dict[str, Any]], float],
+    place: Callable[[dict[str, Any]], int] = lambda row: row["shape"][1],
+    *,
+    fit: bool = True,
+) -> None:
     for name in dict.fromkeys(row["contestant"] for row in rows):
-        points = sorted((row["shape"][1], value(row)) for row in rows if row["contestant"] == name)
-        label = name if len(points) < 2 else f"{name}   T^{exponent(points):.2f}"
+        points = sorted((place(row), value(row)) for row in rows if row["contestant"] == name)
+        label = f"{name}   T^{exponent(points):.2f}" if fit and len(points) > 1 else name
         ax.plot(*zip(*points, strict=True), color=COLOURS.get(name), marker="o", markersize=3, label=label)
     ax.set(xscale="log", yscale="log")
-    ax.set_xticks(sorted({row["shape"][1] for row in rows}), labels=[str(t) for t in sorted({row["shape"][1] for row in rows})])
+    ticks = sorted({place(row) for row in rows})
+    ax.set_xticks(ticks, labels=[str(t) for t in ticks])
     ax.minorticks_off()
     if rows:
         ax.legend(frameon=False, fontsize=7)
