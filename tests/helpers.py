@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from hypermlp import HyperGLU, HyperGLUConfig, ops
 
 # Every implementation, with the strip heights it is tested at: one row, odd, the usual, more than any input here.
-IMPLS = [("dense", None), ("native", None), ("chunked", None), ("chunked", 1), ("chunked", 7), ("chunked", 64), ("chunked", 1000)]
+IMPLS = [
+    ("dense", None),
+    ("native", None),
+    ("chunked", None),
+    ("chunked", 1),
+    ("chunked", 7),
+    ("chunked", 64),
+    ("chunked", 1000),
+]
 SINGLE_PRECISION = ("native",)  # implementations that compute in float32 alone
 
 # Relative error, in the norm, that two orders of the same sums may differ by.

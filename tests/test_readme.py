@@ -38,7 +38,10 @@ def test_the_readme_is_short_and_its_tree_and_links_exist() -> None:
 def test_the_mixer_of_contributing_obeys_its_contract() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S)
     space: dict[str, object] = {}
-    header = "import torch\nfrom torch import nn\nfrom hypermlp.mixers.base import Mixer, check_input, gather_tokens\n"
+    header = (
+        "import torch\nfrom torch import nn\nfrom hypermlp.cache import Cache\n"
+        "from hypermlp.mixers.base import Mixer, check_input, gather_tokens, visible_slots\n"
+    )
     exec(header + "\n".join(line.removeprefix("   ") for line in block.splitlines()), space)
     mixer = space["RunningMean"](8).double()  # type: ignore[operator]
     x = torch.randn(1, 9, 8, dtype=torch.float64)
@@ -47,3 +50,5 @@ def test_the_mixer_of_contributing_obeys_its_contract() -> None:
     mask = torch.ones(1, 9)
     mask[:, :3] = 0
     torch.testing.assert_close(mixer(x, attention_mask=mask)[:, 3:], mixer(x[:, 3:]))
+    cache = mixer.new_cache(1)
+    torch.testing.assert_close(torch.cat([mixer(part, cache=cache) for part in x.split([2, 1, 6], 1)], 1), mixer(x))

@@ -16,31 +16,26 @@ import torch
 from torch import Tensor
 
 SMALLEST_ROOM = 16  # slots that a growing cache begins with
-HOST = ("begin", "end", "lengths", "known")  # its bookkeeping, one number a row, on the host
+SPARE_INPUTS = 4  # inputs that come in before the recent ones move to the front
+COUNTERS = ("begin", "end", "seen", "known")  # bookkeeping, one whole number a row
 
 
 class Cache:
     """Slots and recent inputs of one layer; made by the layer's new_cache.
 
-    slots: name → (B, room, …), the entries [begin, end) of each row are its slots in time order;
-    recent: (B, rewind + W − 1, C), the row's last inputs, newest last: what convolutions look back on, and crop goes back to.
+    slots: name → (B, room, …); the entries [begin, end) of a row are its slots in time order. The last `keep` inputs of each
+    row are kept too, newest last: what convolutions look back on, and what crop goes back to.
     """
 
-    def __init__(
-        self,
-        slots: dict[str, Tensor],
-        recent: Tensor,
-        *,
-        window: int | None,
-        taps: int,
-        rewind: int,
-    ) -> None:
-        batch = recent.shape[0]
-        self.slots, self.recent = slots, recent
+    def __init__(self, slots: dict[str, Tensor], inputs: Tensor, *, window: int | None, taps: int, rewind: int) -> None:
+        batch = inputs.shape[0]
+        self.slots, self.inputs = slots, inputs  # inputs: B keep+spare C
         self.window, self.taps, self.rewind = window, taps, rewind
-        # On the host: where a row's slots lie, how many tokens it has seen in all, how many entries of `recent` are true.
-        self.begin, self.end, self.lengths = (torch.zeros(batch, dtype=torch.int64) for _ in range(3))
-        self.known = torch.full((batch,), recent.shape[1])  # at first all: there is nothing but zeros before a sequence
+        self.keep = 0 if taps <= 1 else rewind + taps - 1
+        self.tail = self.keep  # end of the recent inputs in `inputs`, for all rows
+        # Where a row's slots lie, how many tokens it has seen in all, and how many of its recent inputs are true:
+        # at first all, since there is nothing but zeros before a sequence.
+        self.begin, self.end, self.seen, self.known = [0] * batch, [0] * batch, [0] * batch, [self.keep] * batch
 
     @classmethod
     def new(
@@ -57,14 +52,19 @@ class Cache:
         device: torch.device,
     ) -> Cache:
         """Empty, with room for max_len tokens (it grows when there are more)."""
-        for name, value, least in (("batch_size", batch, 0), ("max_len", max_len or 1, 1), ("rewind", rewind, 0)):
+        for name, value, least in (
+            ("batch_size", batch, 0),
+            ("max_len", 1 if max_len is None else max_len, 1),
+            ("rewind", rewind, 0),
+        ):
             if value < least:
                 raise ValueError(f"{name} ({value}) must be at least {least}")
         room = SMALLEST_ROOM if max_len is None else max_len
         room = room if window is None else min(room, window)
         slots = {name: torch.zeros(batch, room, *shape, dtype=dtype, device=device) for name, shape in shapes.items()}
-        keep = 0 if taps <= 1 else rewind + taps - 1
-        return cls(slots, torch.zeros(batch, keep, width, dtype=dtype, device=device), window=window, taps=taps, rewind=rewind)
+        kept = 0 if taps <= 1 else rewind + taps - 1 + SPARE_INPUTS
+        inputs = torch.zeros(batch, kept, width, dtype=dtype, device=device)
+        return cls(slots, inputs, window=window, taps=taps, rewind=rewind)
 
     # What a layer does with it
 
@@ -75,67 +75,82 @@ class Cache:
             raise ValueError(f"the cache holds {own} and this layer needs {shapes}; make it with this layer's new_cache")
         if self.batch_size != x.shape[0]:
             raise ValueError(f"the cache has {self.batch_size} rows and x {x.shape[0]}; see cache.select and Cache.stack")
-        if self.recent.device != x.device:
-            raise ValueError(f"the cache is on {self.recent.device} and x on {x.device}; make it with device={str(x.device)!r}")
+        if self.inputs.device != x.device:
+            raise ValueError(f"the cache is on {self.inputs.device} and x on {x.device}; make it with device={str(x.device)!r}")
+
+    @property
+    def recent(self) -> Tensor:
+        """The last inputs of each row (B keep C), newest last, zeros before it began."""
+        return self.inputs[:, self.tail - self.keep : self.tail]
 
     def history(self) -> Tensor:
-        """The last W − 1 inputs of each row (B, W−1, C), zeros before it began."""
-        return self.recent[:, self.recent.shape[1] - (self.taps - 1) :]
+        """The inputs that a convolution looks back on (B, W−1, C)."""
+        return self.recent[:, self.keep - (self.taps - 1) :]
 
-    def append(self, new: dict[str, Tensor], inputs: Tensor, counts: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+    def append(self, new: dict[str, Tensor], inputs: Tensor, counts: list[int]) -> tuple[dict[str, Tensor], Tensor | None]:
         """Add the first counts[b] tokens of each row of `new` (name → B T …); `inputs` (B T C) are what they were made from.
 
         Returns the slots to read (name → B S …) and their spans (None where every row is read whole and alike).
         """
-        self._remember(inputs, counts)
+        self.remember(inputs, counts)
         if self._too_long(counts):
             return self._append_long(new, counts)
-        self._make_room(counts)
+        at = self.claim(counts)
         for name, values in new.items():
-            write(self.slots[name], values, self.end, counts)
-        self.end += counts
-        self.lengths += counts
-        return self._readable(self.slots, self.begin, self.end, counts, inputs.shape[1])
+            write(self.slots[name], values, at, counts)
+        return readable(self.slots, self.begin, self.end, counts, inputs.shape[1])
 
-    def _append_long(self, new: dict[str, Tensor], counts: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
-        """A chunk that does not fit beside the window: read it once from a joined copy, then keep the last window of it."""
-        assert self.window is not None
-        held = self.end - self.begin
+    def claim(self, counts: list[int]) -> list[int]:
+        """Make room for counts[b] more slots in each row and count them as held; returns where they begin."""
+        self._make_room(counts)
+        at = self.end
+        self.end = [end + n for end, n in zip(at, counts, strict=True)]
+        self.seen = [seen + n for seen, n in zip(self.seen, counts, strict=True)]
+        return at
+
+    def remember(self, inputs: Tensor, counts: list[int]) -> None:
+        """Take the first counts[b] of `inputs` (B T C) into the recent inputs."""
+        keep = self.keep
+        if keep == 0 or not counts:
+            return
+        self.known = [min(keep, known + n) for known, n in zip(self.known, counts, strict=True)]
+        n = counts[0]
+        if min(counts) != max(counts):
+            joined = torch.cat([self.recent, inputs.to(self.inputs.dtype)], dim=1)
+            place = torch.tensor(counts, device=joined.device)[:, None] + torch.arange(keep, device=joined.device)
+            self._set_recent(joined.gather(1, place[..., None].expand(-1, -1, joined.shape[2])))
+        elif n >= keep:
+            self._set_recent(inputs[:, n - keep : n])
+        else:
+            if self.tail + n > self.inputs.shape[1]:
+                self._set_recent(self.recent[:, n:].clone(), at=n)
+            self.inputs[:, self.tail : self.tail + n] = inputs[:, :n]
+            self.tail += n
+
+    def _set_recent(self, values: Tensor, at: int = 0) -> None:
+        """The first recent inputs, at the front; a gap of `at` places is still to come behind them."""
+        self.inputs[:, : values.shape[1]] = values
+        self.tail = self.keep - at
+
+    def _append_long(self, new: dict[str, Tensor], counts: list[int]) -> tuple[dict[str, Tensor], Tensor | None]:
+        """A chunk that does not fit beside the window: read it once from a joined copy, then keep the last of it."""
+        held = [end - begin for begin, end in zip(self.begin, self.end, strict=True)]
+        total = [h + n for h, n in zip(held, counts, strict=True)]
         joined = {}
         for name, values in new.items():
             old = self.slots[name]
-            joined[name] = old.new_zeros(old.shape[0], int((held + counts).max()), *old.shape[2:])
-            for b, (begin, end) in enumerate(zip(self.begin.tolist(), self.end.tolist(), strict=True)):
+            joined[name] = old.new_zeros(old.shape[0], max(total), *old.shape[2:])
+            for b, (begin, end) in enumerate(zip(self.begin, self.end, strict=True)):
                 joined[name][b, : end - begin] = old[b, begin:end]
             write(joined[name], values, held, counts)
-        total = held + counts
-        kept = total.clamp(max=self._held())
-        self._resize(int(kept.max()))
+        kept = [min(t, self._held()) for t in total]
+        self._resize(max(kept))
         for name, values in joined.items():
-            for b, (stop, count) in enumerate(zip(total.tolist(), kept.tolist(), strict=True)):
+            for b, (stop, count) in enumerate(zip(total, kept, strict=True)):
                 self.slots[name][b, :count] = values[b, stop - count : stop]
-        self.begin, self.end, self.lengths = torch.zeros_like(kept), kept, self.lengths + counts
-        rows = next(iter(new.values())).shape[1]
-        return self._readable(joined, torch.zeros_like(total), total, counts, rows)
-
-    @staticmethod
-    def _readable(
-        slots: dict[str, Tensor], begin: Tensor, end: Tensor, counts: Tensor, rows: int
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
-        alike = len(counts) > 0 and all(bool((x == x[0]).all()) for x in (begin, end, counts)) and int(counts[0]) == rows
-        if alike:
-            return {name: values[:, int(begin[0]) : int(end[0])] for name, values in slots.items()}, None
-        entry, zero = torch.arange(len(counts)), torch.zeros_like(counts)
-        return slots, torch.stack([entry, zero, counts, begin, end], dim=1)
-
-    def _remember(self, inputs: Tensor, counts: Tensor) -> None:
-        keep = self.recent.shape[1]
-        if keep == 0:
-            return
-        joined = torch.cat([self.recent, inputs.to(self.recent.dtype)], dim=1)
-        index = counts.to(joined.device)[:, None] + torch.arange(keep, device=joined.device)
-        self.recent = joined.gather(1, index[..., None].expand(-1, -1, joined.shape[2]))
-        self.known = (self.known + counts).clamp(max=keep)
+        self.begin, self.end = [0] * len(kept), kept
+        self.seen = [seen + n for seen, n in zip(self.seen, counts, strict=True)]
+        return readable(joined, self.begin, total, counts, next(iter(new.values())).shape[1])
 
     def _held(self) -> int:
         """Slots that a row keeps when its window moves: what the next token sees, and what crop may go back to."""
@@ -147,36 +162,36 @@ class Cache:
         assert self.window is not None
         return self._held() + max(1, self.window // 8)
 
-    def _too_long(self, counts: Tensor) -> bool:
+    def _too_long(self, counts: list[int]) -> bool:
         """Whether a chunk does not fit into the fullest room, even beside a window that has just moved."""
-        if self.window is None or len(counts) == 0:
+        if self.window is None:
             return False
-        held = (self.end - self.begin).clamp(max=self._held())
-        return int((held + counts).max()) > self._full_room()
+        most = self._held()
+        needs = (min(e - b, most) + n for b, e, n in zip(self.begin, self.end, counts, strict=True))
+        return max(needs, default=0) > self._full_room()
 
-    def _make_room(self, counts: Tensor) -> None:
-        need = int((self.end + counts).max()) if len(counts) else 0
-        room = self.room
-        if need <= room:
+    def _make_room(self, counts: list[int]) -> None:
+        need = max((end + n for end, n in zip(self.end, counts, strict=True)), default=0)
+        if need <= self.room:
             return
         if self.window is None:
-            self._resize(max(need, 2 * room))
+            self._resize(max(need, 2 * self.room))
         elif need <= self.window:
-            self._resize(min(self.window, max(need, 2 * room)))
+            self._resize(min(self.window, max(need, 2 * self.room)))
         else:
             self._resize(self._full_room())
             self._move_to_front(counts)
 
-    def _move_to_front(self, counts: Tensor) -> None:
+    def _move_to_front(self, counts: list[int]) -> None:
         """Rows that would overflow their room keep their last slots and begin again at its front."""
-        for b in range(len(counts)):
-            begin, end = int(self.begin[b]), int(self.end[b])
-            if end + int(counts[b]) <= self.room:
-                continue
-            first = max(begin, end - self._held())
-            for values in self.slots.values():
-                values[b, : end - first] = values[b, first:end].clone()
-            self.begin[b], self.end[b] = 0, end - first
+        begins, ends = list(self.begin), list(self.end)
+        for b, (begin, end, n) in enumerate(zip(self.begin, self.end, counts, strict=True)):
+            if end + n > self.room:
+                first = max(begin, end - self._held())
+                for values in self.slots.values():
+                    values[b, : end - first] = values[b, first:end].clone()
+                begins[b], ends[b] = 0, end - first
+        self.begin, self.end = begins, ends
 
     def _resize(self, room: int) -> None:
         if room <= self.room:
@@ -190,7 +205,12 @@ class Cache:
 
     @property
     def batch_size(self) -> int:
-        return self.recent.shape[0]
+        return self.inputs.shape[0]
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens that each row has seen (B), on the host."""
+        return torch.tensor(self.seen, dtype=torch.int64)
 
     @property
     def room(self) -> int:
@@ -198,50 +218,62 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its tensors."""
-        return sum(t.numel() * t.element_size() for t in self._tensors().values())
+        """Bytes of its slots and inputs."""
+        return sum(t.numel() * t.element_size() for t in (self.inputs, *self.slots.values()))
 
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens of every row that has more, as if the others had never come."""
         if length < 0:
             raise ValueError(f"length ({length}) must be at least 0")
-        left = self.lengths.clamp(max=length)
-        back = self.lengths - left
-        oldest = self.lengths - (self.end - self.begin)  # the first token whose slot is still held
-        needed = torch.zeros_like(left) if self.window is None else (left - self.window + 1).clamp(min=0)
-        if bool(((back > 0) & (left > 0) & (oldest > needed)).any()):
+        left = [min(seen, length) for seen in self.seen]
+        back = [seen - kept for seen, kept in zip(self.seen, left, strict=True)]
+        for row in range(self.batch_size):
+            self._check_crop(row, left[row], back[row])
+        if self.keep and any(back):
+            self._rewind_inputs(left, back)
+        for row, (kept, n) in enumerate(zip(left, back, strict=True)):
+            known = self.known[row] - n
+            self.known[row] = self.keep if kept <= known else max(known, 0)
+            self.end[row] = self.end[row] - n if kept else self.begin[row]
+        self.seen = left
+
+    def _check_crop(self, row: int, left: int, back: int) -> None:
+        if back == 0 or left == 0:
+            return
+        oldest = self.seen[row] - (self.end[row] - self.begin[row])  # the first token whose slot is still held
+        if self.window is not None and oldest > max(0, left - self.window + 1):
             raise ValueError(
-                f"cannot crop to {length} tokens: slots that they see have rolled out of the window of {self.window}; "
+                f"cannot crop to {left} tokens: slots that they see have rolled out of the window of {self.window}; "
                 "clone the cache before going on if you need to come back"
             )
-        if self.taps > 1 and bool(((back > 0) & (left > 0) & (self.known - back < self.taps - 1)).any()):
+        if self.taps > 1 and self.known[row] - back < self.taps - 1:
             raise ValueError(
-                f"cannot crop by {int(back.max())} tokens: the convolutions' inputs are kept for "
-                f"{self.recent.shape[1] - self.taps + 1}; make the cache with new_cache(…, rewind={int(back.max())})"
+                f"cannot crop by {back} tokens: the convolutions' inputs are kept for {self.rewind}; "
+                f"make the cache with new_cache(…, rewind={back})"
             )
-        keep = self.recent.shape[1]
-        place = torch.arange(keep) - back[:, None]  # B keep: where each recent input stood
-        moved = self.recent.gather(1, place.clamp(min=0).to(self.recent.device)[..., None].expand_as(self.recent))
-        before = keep - 1 - torch.arange(keep) >= left[:, None]  # entries from before the sequence began
-        self.recent = moved.masked_fill(before[..., None].to(moved.device), 0)
-        self.known = torch.where(left <= self.known - back, keep, self.known - back).clamp(min=0)
-        self.end = torch.where(left > 0, self.end - back, self.begin)
-        self.lengths = left
+
+    def _rewind_inputs(self, left: list[int], back: list[int]) -> None:
+        if min(back) == max(back) and back[0] <= self.tail - self.keep and min(left) >= self.keep:
+            self.tail -= back[0]  # the inputs before them have not moved yet
+            return
+        place = torch.arange(self.keep) - torch.tensor(back)[:, None]  # B keep: where each recent input stood
+        before = self.keep - 1 - torch.arange(self.keep) >= torch.tensor(left)[:, None]  # from before the sequence began
+        index = place.clamp(min=0).to(self.inputs.device)[..., None].expand_as(self.recent)
+        self._set_recent(self.recent.gather(1, index).masked_fill(before[..., None].to(self.inputs.device), 0))
 
     def reorder(self, index: Tensor | Sequence[int]) -> None:
         """Row i becomes what row index[i] was (beam search); rows may repeat."""
-        chosen = self.select(index)
-        self.__dict__.update(chosen.__dict__)
+        self.__dict__.update(self.select(index).__dict__)
 
     def select(self, rows: Tensor | Sequence[int]) -> Cache:
         """A new cache of these rows."""
-        rows = torch.as_tensor(rows, dtype=torch.int64, device="cpu")
-        if rows.dim() != 1 or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self.batch_size):
-            raise ValueError(f"rows ({rows.tolist()}) must be a list of places in the batch of {self.batch_size}")
-        return self._with({name: t.index_select(0, rows.to(t.device)) for name, t in self._tensors().items()})
+        index = torch.as_tensor(rows, dtype=torch.int64, device="cpu")
+        if index.dim() != 1 or (len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.batch_size):
+            raise ValueError(f"rows ({index.tolist()}) must be a list of places in the batch of {self.batch_size}")
+        return self._with({name: t.index_select(0, index.to(t.device)) for name, t in self.state_dict().items()})
 
     def clone(self) -> Cache:
-        return self._with({name: t.clone() for name, t in self._tensors().items()})
+        return self._with(self.state_dict())
 
     @staticmethod
     def stack(caches: Sequence[Cache]) -> Cache:
@@ -255,54 +287,59 @@ class Cache:
         room = max(c.room for c in caches)
         for c in caches:
             c._resize(room)
-        parts = [c._tensors() for c in caches]
+        parts = [c.state_dict() for c in caches]
         return caches[0]._with({name: torch.cat([p[name] for p in parts]) for name in parts[0]})
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Its tensors, ready for safetensors or torch.save."""
-        return {name: t.clone() for name, t in self._tensors().items()}
+        """A copy of all it holds, one row of each tensor a row of the batch, ready for safetensors or torch.save."""
+        counters = {name: torch.tensor(getattr(self, name), dtype=torch.int64) for name in COUNTERS}
+        return {"recent": self.recent.clone(), **counters, **{f"slots.{name}": t.clone() for name, t in self.slots.items()}}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over a saved state; refused, with nothing changed, if it is not of this kind of cache."""
-        own = self._tensors()
+        own = self.state_dict()
         if set(state) != set(own):
             raise ValueError(f"the state has {sorted(state)}, this cache needs {sorted(own)}")
-        batch = state["lengths"].shape[0]
-        rooms = {tuple(state[f"slots.{name}"].shape[1:2]) for name in self.slots}
+        batch, room = state["seen"].shape[0], state[f"slots.{next(iter(self.slots))}"].shape[1:2]
         for name, t in own.items():
-            free = 2 if name.startswith("slots.") else 1  # batch and room may differ
-            if state[name].shape[0] != batch or state[name].shape[free:] != t.shape[free:] or len(rooms) != 1:
-                raise ValueError(
-                    f"{name} has shape {tuple(state[name].shape)}; this cache needs (batch, …) like {tuple(t.shape)}"
-                )
+            like = (batch, *room, *t.shape[2:]) if name.startswith("slots.") else (batch, *t.shape[1:])
+            if tuple(state[name].shape) != like:
+                raise ValueError(f"{name} has shape {tuple(state[name].shape)}; this cache needs {like}")
         copied = {name: state[name].to(t.device, t.dtype, copy=True) for name, t in own.items()}
         self.__dict__.update(self._with(copied).__dict__)
 
-    def _tensors(self) -> dict[str, Tensor]:
-        own = {name: getattr(self, name) for name in ("recent", *HOST)}
-        return own | {f"slots.{name}": t for name, t in self.slots.items()}
-
-    def _with(self, tensors: dict[str, Tensor]) -> Cache:
-        slots = {name: tensors[f"slots.{name}"] for name in self.slots}
-        other = type(self)(slots, tensors["recent"], window=self.window, taps=self.taps, rewind=self.rewind)
-        other.__dict__.update({name: tensors[name] for name in HOST})
+    def _with(self, state: dict[str, Tensor]) -> Cache:
+        """The same kind of cache with other rows."""
+        batch = state["seen"].shape[0]
+        slots = {name: state[f"slots.{name}"] for name in self.slots}
+        inputs = self.inputs.new_zeros(batch, *self.inputs.shape[1:])
+        other = type(self)(slots, inputs, window=self.window, taps=self.taps, rewind=self.rewind)
+        other.inputs[:, : self.keep] = state["recent"]
+        other.__dict__.update({name: state[name].tolist() for name in COUNTERS})
         return other
 
     def _kind(self) -> tuple[Any, ...]:
-        shapes = tuple((name, t.shape[2:], t.dtype) for name, t in sorted(self.slots.items()))
-        return self.window, self.taps, self.rewind, tuple(self.recent.shape[1:]), shapes
+        shapes = tuple((name, tuple(t.shape[2:]), t.dtype) for name, t in sorted(self.slots.items()))
+        return self.window, self.taps, self.rewind, self.inputs.shape[2], shapes
 
     def __repr__(self) -> str:
-        return f"Cache(lengths={self.lengths.tolist()}, window={self.window}, room={self.room}, nbytes={self.nbytes:,})"
+        return f"Cache(lengths={self.seen}, window={self.window}, room={self.room}, nbytes={self.nbytes:,})"
 
 
-def write(into: Tensor, values: Tensor, at: Tensor, counts: Tensor) -> None:
+def readable(
+    slots: dict[str, Tensor], begin: list[int], end: list[int], counts: list[int], rows: int
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """The slots as the operator takes them: cut to size where all rows are alike, else with spans."""
+    if counts and all(min(x) == max(x) for x in (begin, end, counts)) and counts[0] == rows:
+        return {name: values[:, begin[0] : end[0]] for name, values in slots.items()}, None
+    spans = [[b, 0, n, first, last] for b, (n, first, last) in enumerate(zip(counts, begin, end, strict=True))]
+    return slots, torch.tensor(spans, dtype=torch.int64).reshape(-1, 5)
+
+
+def write(into: Tensor, values: Tensor, at: list[int], counts: list[int]) -> None:
     """into[b, at[b] : at[b] + counts[b]] = values[b, : counts[b]]."""
-    if len(counts) == 0:
+    if counts and min(at) == max(at) and min(counts) == max(counts):
+        into[:, at[0] : at[0] + counts[0]] = values[:, : counts[0]]
         return
-    if bool((at == at[0]).all()) and bool((counts == counts[0]).all()):
-        count = int(counts[0])
-        into[:, int(at[0]) : int(at[0]) + count] = values[:, :count]
-        return
-    for b, (begin, count) in enumerate(zip(at.tolist(), counts.tolist(), strict=True)):
+    for b, (begin, count) in enumerate(zip(at, counts, strict=True)):
         into[b, begin : begin + count] = values[b, :count]

@@ -23,6 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.cache import Cache
+from hypermlp.ops import native, pointwise
+from hypermlp.ops.reference import row_tables
+from hypermlp.ops.registered import recording
 
 
 class Mixer(nn.Module, ABC):
@@ -59,10 +62,10 @@ class Tokens(NamedTuple):
     order: Tensor | None = None  # B T: where each token of x came from
     packed: bool = False
 
-    def counts(self) -> Tensor:
-        """Real tokens of each row (B), on the host."""
+    def counts(self) -> list[int]:
+        """Real tokens of each row."""
         B, T, _ = self.x.shape
-        return torch.full((B,), T) if self.spans is None else self.spans[:, 2].cpu()
+        return [T] * B if self.spans is None else self.spans[:, 2].tolist()
 
     def restore(self, y: Tensor) -> Tensor:
         """y (B T C) in the order of the caller's input, zero at padding."""
@@ -100,19 +103,36 @@ def gather_tokens(
     return Tokens(x, place[None] if cache is None else place + cache.lengths.to(x.device)[:, None])
 
 
+def visible_slots(rows: Tensor, slots: int, spans: Tensor | None) -> Tensor:
+    """Which of the slots each row (B T …) may look at (1|B T S); a row in no span looks at the first, as softmax needs one."""
+    start, _, position = row_tables(rows.shape[0], rows.shape[1], slots, spans, rows.device)
+    slot = torch.arange(slots, device=rows.device)
+    return (slot >= start[..., None]) & (slot <= position[..., None].clamp(min=0))
+
+
 WORTH_JOINING = 256  # tokens from which joining the weights costs less than it saves
+FEW_TOKENS = 16  # up to which a product is bound by reading its weights
 
 
-def linear_together(x: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
-    """[module(x) for module in modules], as one matrix product where all are plain linear layers and x is long enough."""
-    if x.shape[0] * x.shape[1] < WORTH_JOINING or len(modules) < 2 or not all(is_plain_linear(m) for m in modules):
-        return [module(x) for module in modules]
+def apply_linears(products: Sequence[tuple[Tensor, nn.Module]], impl: str) -> list[Tensor]:
+    """[module(x) for x, module in products], read in one pass over the weights where there are few tokens and no gradients."""
+    x = products[0][0]
+    if impl == "native" and x.shape[0] * x.shape[1] <= FEW_TOKENS and not torch.is_grad_enabled() and not recording(x):
+        linears = [(x, m.weight, m.bias) for x, m in products if isinstance(m, nn.Linear) and is_plain_linear(m)]
+        if len(linears) == len(products) and all(pointwise.is_single(x, weight) for x, weight, _ in linears):
+            return native.linears(linears)
+    return [module(x) for x, module in products]
+
+
+def join_linears(x: Tensor, modules: Sequence[nn.Module]) -> Tensor | None:
+    """All module(x) side by side from one matrix product, where all are plain linear layers and x is long enough; else None."""
+    if x.shape[0] * x.shape[1] < WORTH_JOINING or not all(is_plain_linear(m) for m in modules):
+        return None
     linears = [m for m in modules if isinstance(m, nn.Linear)]
     bias = None
     if any(m.bias is not None for m in linears):
         bias = torch.cat([m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in linears])
-    joined = F.linear(x, torch.cat([m.weight for m in linears]), bias)
-    return list(joined.split([m.out_features for m in linears], dim=-1))
+    return F.linear(x, torch.cat([m.weight for m in linears]), bias)
 
 
 def is_plain_linear(module: nn.Module) -> bool:

@@ -14,8 +14,17 @@ from hypermlp import ops
 from hypermlp.cache import Cache
 from hypermlp.config import HyperGLUConfig
 from hypermlp.mixers import rotary
-from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens, linear_together
-from hypermlp.ops import pointwise
+from hypermlp.mixers.base import (
+    Mixer,
+    Tokens,
+    apply_linears,
+    check_input,
+    gather_tokens,
+    is_plain_linear,
+    join_linears,
+)
+from hypermlp.ops import native, pointwise
+from hypermlp.ops.registered import recording
 
 INIT_STD = 0.02  # appendix L
 
@@ -156,6 +165,10 @@ class HyperGLU(Mixer):
         if cache is None:
             return self._forward(gather_tokens(x, attention_mask, cu_seqlens), None, impl, chunk)
         cache.check(x, self._slot_shapes())
+        if impl == "native" and x.shape[1] == 1 and attention_mask is None:
+            y = self._native_step(x, cache)
+            if y is not None:
+                return y
         with torch.no_grad():
             return self._forward(gather_tokens(x, attention_mask, None, cache), cache, impl, chunk)
 
@@ -169,7 +182,36 @@ class HyperGLU(Mixer):
             # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
             spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
         o = ops.mix(p.q, k, v, p.routing, p.reading, self.spec, spans, impl=impl, chunk=chunk).flatten(2)
-        return tokens.restore(self.o(self._gated(o, p.gate_vo, impl)))
+        (y,) = apply_linears([(self._gated(o, p.gate_vo, impl), self.o)], impl)
+        return tokens.restore(y)
+
+    def _native_step(self, x: Tensor, cache: Cache) -> Tensor | None:
+        """One token for each row in one call of the native kernel; None where something about the layer is not plain."""
+        parameters = self._step_parameters()
+        if parameters is None or recording(x.detach()) or not x.shape[0] or x.stride(2) != 1:
+            return None
+        if not pointwise.is_single(x, cache.inputs, *cache.slots.values(), *parameters.tensors()):
+            return None
+        ones = [1] * x.shape[0]
+        cache.claim(ones)
+        spans = [[b, 0, 1, begin, end] for b, (begin, end) in enumerate(zip(cache.begin, cache.end, strict=True))]
+        slots, history = cache.slots, cache.history()
+        y = native.step(x, slots["k"], slots["v"], torch.tensor(spans), history, parameters, self.spec)
+        cache.remember(x.detach(), ones)
+        return y
+
+    def _step_parameters(self) -> native.StepParameters | None:
+        controls = [None if op is None else op.control for op in (self.op1, self.op2)]
+        linears = [self.q, self.k, self.v, self.gate_qk, self.gate_vo, *controls, self.o]
+        plain = all(m is None or is_plain_linear(m) for m in linears)
+        shared = any(op is not None and op.A.shape[0] != op.heads for op in (self.op1, self.op2))
+        if not plain or shared or self.config.use_rope or self.config.gate_act != "sigmoid":
+            return None
+        convs = None if self.conv_k is None or self.conv_v is None else (self.conv_k.weight, self.conv_v.weight)
+        mixings = (None if op is None else (op.A, op.B, op.diag, op.shortcut) for op in (self.op1, self.op2))
+        pairs = (None if m is None else (m.weight, m.bias) for m in linears)
+        found = native.StepParameters._make((*pairs, convs, *mixings))
+        return found if all(t.is_contiguous() for t in found.tensors()) else None
 
     def new_cache(
         self,
@@ -205,38 +247,58 @@ class HyperGLU(Mixer):
 
     def _project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
         x, G, H = tokens.x, self.config.routing_heads, self.config.n_head
-        # All that sees the token itself, and not its convolution, is one matrix product.
-        control1, control2 = (None if op is None else op.control for op in (self.op1, self.op2))
-        parts = {"q": self.q, "gate_qk": self.gate_qk, "gate_vo": self.gate_vo, "op1": control1, "op2": control2}
-        used = {name: module for name, module in parts.items() if module is not None}
-        made = dict(zip(used, linear_together(x, list(used.values())), strict=True))
-
         x_k = x_v = x
         if self.conv_k is not None and self.conv_v is not None:
             position = tokens.position if tokens.packed else None  # all other sequences begin at 0, or in the history
             x_k, x_v = pointwise.convs(x, self.conv_k.weight, self.conv_v.weight, position, history, impl=impl)
-        q, k = made["q"], self.k(x_k).unflatten(-1, (G, -1))
+        made = self._joined(x, impl)
+        if made is None:
+            made = self._separate(x, impl)
+        k, v = apply_linears([(x_k, self.k), (x_v, self.v)], impl)
+        k = k.unflatten(-1, (G, -1))
+        q = made["q"].unflatten(-1, (G, -1))
         if self.config.use_rope:
             # As in the released code, coordinate e has frequency e mod K/2, although it pairs with e ± 1.
             angle = rotary.angles(tokens.position, k.shape[-1], self.config.rope_base)
             angle = torch.cat([angle, angle], dim=-1)
-            q, k = rotary.rotate(q.unflatten(-1, (G, -1)), angle).flatten(2), rotary.rotate(k, angle)
+            q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
+        if "gate_qk" in made:
+            q = self._gated(q.flatten(2), made["gate_qk"], impl).unflatten(-1, (G, -1))
         return Projected(
-            q=self._gated(q, made.get("gate_qk"), impl).unflatten(-1, (G, -1)),
+            q=q,
             k=k,
-            v=self.v(x_v).unflatten(-1, (H, -1)),
+            v=v.unflatten(-1, (H, -1)),
             gate_vo=made.get("gate_vo"),
-            routing=None if self.op1 is None else self.op1.operator(self._activate(made["op1"])),
-            reading=None if self.op2 is None else self.op2.operator(self._activate(made["op2"])),
+            routing=None if self.op1 is None else self.op1.operator(made["s1"]),
+            reading=None if self.op2 is None else self.op2.operator(made["s2"]),
         )
+
+    def _joined(self, x: Tensor, impl: str) -> dict[str, Tensor] | None:
+        """q (gated), s1, s2 and the readout gate of the usual layer on a long input, in two products and a pass; else None."""
+        c = self.config
+        if self.op1 is None or self.op2 is None or self.gate_qk is None or c.use_rope or c.gate_act != "sigmoid":
+            return None
+        modules = (self.q, self.gate_qk, self.op1.control, self.op2.control)
+        joined = join_linears(x, modules)
+        if joined is None:
+            return None
+        q, s1, s2 = pointwise.gates(joined, [m.out_features for m in modules], impl=impl)
+        return {"q": q, "s1": s1, "s2": s2} | ({} if self.gate_vo is None else {"gate_vo": self.gate_vo(x)})
+
+    def _separate(self, x: Tensor, impl: str) -> dict[str, Tensor]:
+        """The same for any layer and input, q not yet gated."""
+        control1, control2 = (None if op is None else op.control for op in (self.op1, self.op2))
+        parts = {"q": self.q, "gate_qk": self.gate_qk, "gate_vo": self.gate_vo, "s1": control1, "s2": control2}
+        used = {name: module for name, module in parts.items() if module is not None}
+        made = dict(zip(used, apply_linears([(x, module) for module in used.values()], impl), strict=True))
+        if self.config.gate_act == "sigmoid":
+            made |= {name: torch.sigmoid(made[name]) for name in ("s1", "s2") if name in made}
+        return made
 
     def _gated(self, x: Tensor, gate: Tensor | None, impl: str) -> Tensor:
         if gate is None:
             return x
         return pointwise.gate(x, gate, impl=impl) if self.config.gate_act == "sigmoid" else x * gate
-
-    def _activate(self, control: Tensor) -> Tensor:
-        return torch.sigmoid(control) if self.config.gate_act == "sigmoid" else control
 
     def authors_state_dict(self) -> dict[str, Tensor]:
         """The parameters under the names and in the shapes of the authors' released code."""

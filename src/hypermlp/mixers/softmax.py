@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from hypermlp.cache import Cache
 from hypermlp.config import divisible
 from hypermlp.mixers import rotary
-from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens, linear_together
-from hypermlp.ops.reference import row_tables
+from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens, join_linears, visible_slots
 
 INIT_STD = 0.02
 
@@ -45,7 +44,9 @@ class SoftmaxAttention(Mixer):
             return self._forward(gather_tokens(x, attention_mask, None, cache), cache)
 
     def _forward(self, tokens: Tokens, cache: Cache | None) -> Tensor:
-        made = linear_together(tokens.x, [self.q, self.k, self.v])
+        modules = (self.q, self.k, self.v)
+        joined = join_linears(tokens.x, modules)
+        made = [m(tokens.x) for m in modules] if joined is None else joined.split(self.width, dim=-1)
         q, k, v = (part.unflatten(-1, (self.n_head, -1)) for part in made)  # B T H V
         if self.use_rope:
             angle = rotary.angles(tokens.position, q.shape[-1], self.rope_base).repeat_interleave(2, dim=-1)
@@ -58,7 +59,7 @@ class SoftmaxAttention(Mixer):
             spans = tokens.spans
         T, S = q.shape[1], k.shape[1]
         if spans is not None or 1 < T < S:
-            visible = visible_slots(q.shape[0], T, S, spans, device=q.device)[:, None]
+            visible = visible_slots(q, S, spans)[:, None]
         o = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=visible, is_causal=visible is None and T == S
         )  # B H T V
@@ -86,10 +87,3 @@ class SoftmaxAttention(Mixer):
     def _slot_shapes(self) -> dict[str, tuple[int, ...]]:
         head = (self.n_head, self.width // self.n_head)
         return {"k": head, "v": head}
-
-
-def visible_slots(B: int, T: int, S: int, spans: Tensor | None, device: torch.device) -> Tensor:
-    """Which slots each row may look at (B|1 T S); a row in no span looks at the first, so that its softmax is defined."""
-    start, _, position = row_tables(B, T, S, spans, device)
-    slot = torch.arange(S, device=device)
-    return (slot >= start[..., None]) & (slot <= position[..., None].clamp(min=0))

@@ -58,12 +58,18 @@ def load(compiler: str) -> ctypes.CDLL:
     folder = cache_folder()
     path = folder / f"kernel-{digest(compiler)}.so"
     with lock(folder / "lock"):
-        if path.exists():
-            with contextlib.suppress(OSError):  # a file that does not load is made again
-                return ctypes.CDLL(str(path))
-        notice.once(f"compiling the native CPU kernel into {folder} (once, about half a minute)")
-        compile_to(path, compiler)
+        if not is_whole(path):
+            notice.once(f"compiling the native CPU kernel into {folder} (once, about half a minute)")
+            compile_to(path, compiler)
     return ctypes.CDLL(str(path))
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the library is what was compiled: loading a damaged one would end the process."""
+    try:
+        return path.with_suffix(".sha256").read_text() == hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return False
 
 
 def compile_to(path: Path, compiler: str) -> None:
@@ -75,7 +81,9 @@ def compile_to(path: Path, compiler: str) -> None:
             command = [compiler, *FLAGS, *tuning, str(SOURCE), "-o", temporary]
             done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
             if done.returncode == 0:
+                checksum = hashlib.sha256(Path(temporary).read_bytes()).hexdigest()
                 os.replace(temporary, path)
+                path.with_suffix(".sha256").write_text(checksum)
                 return
         raise subprocess.CalledProcessError(done.returncode, command, stderr=done.stderr)
     finally:

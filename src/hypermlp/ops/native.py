@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -76,6 +78,45 @@ class GateArguments(ctypes.Structure):
     )
 
 
+class LinearEntry(ctypes.Structure):
+    """hm_linear_entry of kernel.cpp."""
+
+    _fields_ = (*((name, POINTER) for name in ("x", "w", "bias", "y")), *((name, I64) for name in ("x_row", "in_", "out")))
+
+
+class LinearArguments(ctypes.Structure):
+    """hm_linear_args of kernel.cpp."""
+
+    _fields_ = (*((name, I64) for name in ("N", "entries", "nthreads")), ("parallel", POINTER), ("entry", POINTER))
+
+
+class Weights(ctypes.Structure):
+    """hm_weights of kernel.cpp."""
+
+    _fields_ = (("w", POINTER), ("bias", POINTER))
+
+
+class StepArguments(ctypes.Structure):
+    """hm_step_args of kernel.cpp."""
+
+    _fields_ = (
+        ("mix", Arguments),
+        ("C", I64),
+        ("W", I64),
+        ("x", POINTER),
+        ("x_row", I64),
+        ("history", POINTER),
+        ("history_b", I64),
+        ("conv_k", POINTER),
+        ("conv_v", POINTER),
+        *((name, Weights) for name in ("q", "k", "v", "gate_qk", "gate_vo", "control1", "control2", "out")),
+        ("y", POINTER),
+    )
+
+
+MIRRORED = (Arguments, ConvArguments, GateArguments, LinearArguments, LinearEntry, StepArguments)
+
+
 @functools.cache
 def thread_pool() -> int | None:
     """Address of torch's own OpenMP entry point, since two pools of threads would fight; None: the kernel starts its own."""
@@ -87,11 +128,19 @@ def thread_pool() -> int | None:
     return None
 
 
-def call(name: str, arguments: ctypes.Structure) -> None:
+@functools.cache
+def entry_point(name: str) -> Callable[..., int]:
+    """A function of the kernel; the structures on both sides are compared first."""
     handle = library().handle
     assert handle is not None, "chosen only where it loads"
-    function = getattr(handle, name)
-    status = function(ctypes.byref(arguments))
+    sizes = (I64 * len(MIRRORED))()
+    handle.hm_sizes(sizes)
+    assert list(sizes) == [ctypes.sizeof(structure) for structure in MIRRORED], "native.py and kernel.cpp disagree"
+    return cast("Callable[..., int]", getattr(handle, name))
+
+
+def call(name: str, arguments: ctypes.Structure) -> None:
+    status = entry_point(name)(ctypes.byref(arguments))
     if status != 0:
         raise RuntimeError(f"{name} failed with status {status}: {FAILURES.get(status, 'unknown')}")
 
@@ -200,29 +249,93 @@ def conv_arguments(
     return a, [position, history]
 
 
-def gate_forward(x: Tensor, g: Tensor) -> Tensor:
-    """x ⊙ σ(g) for x and g (B T C) whose rows may lie apart."""
-    x, g = rows_apart(x), rows_apart(g)
-    y = torch.empty(x.shape)
-    a = GateArguments(x.shape[0] * x.shape[1], x.shape[2], torch.get_num_threads(), thread_pool())
-    a.x, a.g, a.y, a.x_row, a.g_row, a.y_row = x.data_ptr(), g.data_ptr(), y.data_ptr(), x.stride(1), g.stride(1), y.shape[2]
+def gate_forward(x: Tensor | None, g: Tensor) -> Tensor:
+    """x ⊙ σ(g), or σ(g), for x and g (B T C) whose rows may lie apart."""
+    y = torch.empty(g.shape)
+    xs, gs, ys = None if x is None else rows(x), rows(g), rows(y)
+    a = GateArguments(*gs.shape, torch.get_num_threads(), thread_pool())
+    a.x, a.g, a.y, a.g_row, a.y_row = pointer(xs), gs.data_ptr(), ys.data_ptr(), gs.stride(0), ys.stride(0)
+    a.x_row = 0 if xs is None else xs.stride(0)
     call("hm_gate_forward", a)
     return y
 
 
-def gate_backward(d_y: Tensor, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of x and g."""
-    x, g, d_y = rows_apart(x), rows_apart(g), rows_apart(d_y)
-    d_x, d_g = torch.empty(x.shape), torch.empty(x.shape)
-    a = GateArguments(x.shape[0] * x.shape[1], x.shape[2], torch.get_num_threads(), thread_pool())
-    a.x, a.g, a.dy, a.dx, a.dg = (t.data_ptr() for t in (x, g, d_y, d_x, d_g))
-    a.x_row, a.g_row, a.dy_row, a.dx_row, a.dg_row = x.stride(1), g.stride(1), d_y.stride(1), x.shape[2], x.shape[2]
+def gate_backward(d_y: Tensor, x: Tensor | None, g: Tensor, d_x: Tensor | None, d_g: Tensor) -> None:
+    """Writes the gradients of x and g into d_x and d_g, whose rows may lie apart."""
+    xs, gs, d_ys = None if x is None else rows(x), rows(g), rows(d_y)
+    d_xs, d_gs = None if d_x is None else d_x.view(-1, d_x.shape[2]), d_g.view(-1, d_g.shape[2])
+    a = GateArguments(*gs.shape, torch.get_num_threads(), thread_pool())
+    a.x, a.g, a.dy, a.dx, a.dg = pointer(xs), gs.data_ptr(), d_ys.data_ptr(), pointer(d_xs), d_gs.data_ptr()
+    a.g_row, a.dy_row, a.dg_row = gs.stride(0), d_ys.stride(0), d_gs.stride(0)
+    a.x_row, a.dx_row = 0 if xs is None else xs.stride(0), 0 if d_xs is None else d_xs.stride(0)
     call("hm_gate_backward", a)
-    return d_x, d_g
 
 
-def rows_apart(x: Tensor) -> Tensor:
-    """float32 (B T C) whose rows are a constant distance apart, as it is where it can be."""
-    x = single(x)
-    even = x.shape[0] <= 1 or x.stride(0) == x.shape[1] * x.stride(1)
-    return x if even else x.contiguous()
+def linears(products: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> list[Tensor]:
+    """x Wᵀ + b for each (x, W, b), all x with the same few rows (B T in)."""
+    entries = (LinearEntry * len(products))()
+    made, kept = [], []
+    for entry, (x, weight, bias) in zip(entries, products, strict=True):
+        xs, weight = rows(x), weight.contiguous()
+        y = torch.empty(*x.shape[:2], weight.shape[0])
+        entry.x, entry.w, entry.bias, entry.y = xs.data_ptr(), weight.data_ptr(), pointer(bias), y.data_ptr()
+        entry.x_row, entry.in_, entry.out = xs.stride(0), weight.shape[1], weight.shape[0]
+        made.append(y)
+        kept += [xs, weight]
+    count = products[0][0].shape[0] * products[0][0].shape[1]
+    a = LinearArguments(count, len(products), torch.get_num_threads(), thread_pool(), ctypes.addressof(entries))
+    call("hm_linear", a)
+    del kept
+    return made
+
+
+class StepParameters(NamedTuple):
+    """A layer's parameters as hm_step takes them: linear layers as (weight, bias), None where there is none."""
+
+    q: tuple[Tensor, Tensor | None]
+    k: tuple[Tensor, Tensor | None]
+    v: tuple[Tensor, Tensor | None]
+    gate_qk: tuple[Tensor, Tensor | None] | None
+    gate_vo: tuple[Tensor, Tensor | None] | None
+    control1: tuple[Tensor, Tensor | None] | None
+    control2: tuple[Tensor, Tensor | None] | None
+    out: tuple[Tensor, Tensor | None]
+    convs: tuple[Tensor, Tensor] | None
+    routing: tuple[Tensor, Tensor, Tensor | None, bool] | None  # A, B, diag, shortcut
+    reading: tuple[Tensor, Tensor, Tensor | None, bool] | None
+
+    def tensors(self) -> Iterator[Tensor]:
+        for group in self:
+            yield from (t for t in group or () if isinstance(t, Tensor))
+
+
+def step(x: Tensor, k: Tensor, v: Tensor, spans: Tensor, history: Tensor, p: StepParameters, spec: Spec) -> Tensor:
+    """One token for each row, x (B 1 C), through a whole layer; its k and v are written to the last slot of each row's span."""
+    y = torch.empty(x.shape)
+    a = StepArguments()
+    m = a.mix
+    m.B, m.T, m.S, m.H, m.G, m.K, m.V = x.shape[0], 1, k.shape[1], v.shape[2], k.shape[2], k.shape[3], v.shape[3]
+    m.L, m.act, m.norm, m.eps = spec.block_size, int(spec.kind == "relu"), int(spec.norm != "none"), spec.eps
+    m.n_spans, m.spans, m.nthreads, m.parallel = x.shape[0], spans.data_ptr(), torch.get_num_threads(), thread_pool()
+    m.k, m.v = view(k), view(v)
+    if p.routing is not None:
+        m.A1, m.B1, m.diag1 = (pointer(t) for t in p.routing[:3])
+        m.R1, m.shortcut1 = p.routing[0].shape[2], p.routing[3]
+    if p.reading is not None:
+        m.A2, m.B2, m.diag2 = (pointer(t) for t in p.reading[:3])
+        m.R2, m.shortcut2 = p.reading[0].shape[2], p.reading[3]
+    a.C, a.x, a.x_row, a.y = x.shape[2], x.data_ptr(), x.stride(0), y.data_ptr()
+    if p.convs is not None:
+        a.W, a.conv_k, a.conv_v = p.convs[0].shape[1], p.convs[0].data_ptr(), p.convs[1].data_ptr()
+        a.history, a.history_b = history.data_ptr(), history.stride(0)
+    for name in ("q", "k", "v", "gate_qk", "gate_vo", "control1", "control2", "out"):
+        layer = getattr(p, name)
+        if layer is not None:
+            setattr(a, name, Weights(layer[0].data_ptr(), pointer(layer[1])))
+    call("hm_step", a)
+    return y
+
+
+def rows(x: Tensor) -> Tensor:
+    """x (B T C) as float32 rows (N C) a constant distance apart, with no copy where it can be."""
+    return single(x).reshape(-1, x.shape[2])

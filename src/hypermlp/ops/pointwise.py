@@ -5,12 +5,14 @@ Letters: B batch, T time, C width, W taps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hypermlp.ops import native
+from hypermlp.ops.registered import recording
 
 
 def convs(
@@ -23,13 +25,16 @@ def convs(
     """
     if impl == "dense":
         return plain_conv(x, wk, position, history), plain_conv(x, wv, position, history)
-    return convs_op(x, wk, wv, position, history, impl == "native" and is_single(x, wk, wv))
+    use_native = impl == "native" and is_single(x, wk, wv)
+    if use_native and not recording(x, wk, wv):
+        return native.convs_forward(x, wk, wv, position, history)
+    return convs_op(x, wk, wv, position, history, use_native)
 
 
 def gate(x: Tensor, g: Tensor, *, impl: str) -> Tensor:
     """x ⊙ σ(g), both (B T C)."""
     if impl == "native" and is_single(x, g):
-        return gate_op(x, g)
+        return gate_op(x, g) if recording(x, g) else native.gate_forward(x, g)
     return x * torch.sigmoid(g)
 
 
@@ -120,7 +125,9 @@ def _(x: Tensor, g: Tensor) -> Tensor:
 
 @torch.library.custom_op("hypermlp::gate_backward", mutates_args=())
 def gate_backward_op(d_y: Tensor, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    return native.gate_backward(d_y, x, g)
+    d_x, d_g = torch.empty(x.shape), torch.empty(x.shape)
+    native.gate_backward(d_y, x, g, d_x, d_g)
+    return d_x, d_g
 
 
 @gate_backward_op.register_fake
@@ -133,3 +140,58 @@ def _save_gate(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
 
 
 gate_op.register_autograd(lambda ctx, d_y: gate_backward_op(d_y, *ctx.saved_tensors), setup_context=_save_gate)
+
+
+# The small projections, made in one product and used in four ways, activated without taking them apart: y holds q, m1, s1, s2
+# side by side, and its gradient comes back in one piece.
+
+
+def gates(y: Tensor, sizes: Sequence[int], *, impl: str) -> tuple[Tensor, Tensor, Tensor]:
+    """q ⊙ σ(m1), σ(s1) and σ(s2) from y (B T C) = [q | m1 | s1 | s2] with the widths `sizes`."""
+    if impl == "native" and is_single(y):
+        return gates_op(y, list(sizes)) if recording(y) else gates_forward(y, sizes)
+    q, m1, s1, s2 = y.split(list(sizes), dim=-1)
+    return q * torch.sigmoid(m1), torch.sigmoid(s1), torch.sigmoid(s2)
+
+
+def gates_forward(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    q, m1, s1, s2 = y.split(list(sizes), dim=-1)
+    return native.gate_forward(q, m1), native.gate_forward(None, s1), native.gate_forward(None, s2)
+
+
+@torch.library.custom_op("hypermlp::gates", mutates_args=())
+def gates_op(y: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    return gates_forward(y, sizes)
+
+
+@gates_op.register_fake
+def _(y: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    q, _, s1, s2 = sizes
+    return y.new_empty(*y.shape[:2], q), y.new_empty(*y.shape[:2], s1), y.new_empty(*y.shape[:2], s2)
+
+
+@torch.library.custom_op("hypermlp::gates_backward", mutates_args=())
+def gates_backward_op(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: list[int]) -> Tensor:
+    d_y = torch.empty(y.shape)
+    (q, m1, s1, s2), (to_q, to_m1, to_s1, to_s2) = y.split(sizes, dim=-1), d_y.split(sizes, dim=-1)
+    native.gate_backward(d_q, q, m1, to_q, to_m1)
+    native.gate_backward(d_s1, None, s1, None, to_s1)
+    native.gate_backward(d_s2, None, s2, None, to_s2)
+    return d_y
+
+
+@gates_backward_op.register_fake
+def _(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: list[int]) -> Tensor:
+    return y.new_empty(y.shape)
+
+
+def _save_gates(ctx: Any, inputs: tuple[Tensor, list[int]], output: Any) -> None:
+    y, ctx.sizes = inputs
+    ctx.save_for_backward(y)
+
+
+def _backward_gates(ctx: Any, d_q: Tensor, d_s1: Tensor, d_s2: Tensor) -> tuple[Tensor, None]:
+    return gates_backward_op(d_q, d_s1, d_s2, *ctx.saved_tensors, ctx.sizes), None
+
+
+gates_op.register_autograd(_backward_gates, setup_context=_save_gates)

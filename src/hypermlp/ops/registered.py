@@ -148,10 +148,24 @@ def register(name: str, forward: Forward, backward: Backward) -> Mix:
         spans: Tensor | None = None,
         chunk: int | None = None,
     ) -> Tensor:
+        inputs = Inputs._make((q, k, v, *flat(routing, False), *flat(reading, True), spans))
+        if not recording(*inputs):
+            with torch.autocast(q.device.type, enabled=False):
+                return forward(inputs, spec, chunk)[0]
         options = (spec.kind, spec.norm, spec.aligner, spec.causal, spec.block_size, spec.eps, chunk)
-        return opaque(q, k, v, *flat(routing, False), *flat(reading, True), spans, *options)[0]
+        return opaque(*inputs, *options)[0]
 
     return mix
+
+
+def recording(*tensors: Tensor | None) -> bool:
+    """Whether somebody watches: autograd, a compiler, a transform. If not, a registered operator may be called directly."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    present = [t for t in tensors if t is not None]
+    if any(type(t) not in (Tensor, torch.nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(t) for t in present):
+        return True
+    return torch.is_grad_enabled() and any(t.requires_grad for t in present)
 
 
 def flat(mixing: Mixing | None, transpose: bool) -> tuple[Tensor | None, ...]:
