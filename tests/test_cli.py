@@ -28,8 +28,38 @@ def test_help_names_every_command() -> None:
 def test_info_says_which_implementation_and_why() -> None:
     done = hypermlp("info")
     assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if "implementation" in line]
-    assert "(" in line
+    lines = [line for line in done.stdout.splitlines() if "implementation" in line]
+    assert "native (CPU, float32" in lines[0]
+    assert "chunked (strips for float64" in lines[1]
+
+
+def test_bench_layer_measures_checks_and_records(tmp_path: Path) -> None:
+    names = ["hyperglu native", "hyperglu chunked", "softmax sdpa 2 heads", "softmax sdpa 12 heads"]
+    only = [word for name in names for word in ("--only", name)]
+    done = hypermlp(
+        "bench", "layer", "--shape", "1,32,32", "--shape", "1,64,32", "--rounds", "2", "--match", *only, "--out", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "12 heads do not divide width 32" in done.stdout
+    rows = json.loads((tmp_path / "layer.json").read_text())["rows"]
+    assert [row["contestant"] for row in rows] == names[:3] * 2
+    for row in rows:
+        assert row["training_1t"]["seconds"] > 0
+        assert row["training_extra_bytes"] >= 0
+    assert rows[2]["training_2t"]["ratio"]["median"] == 1
+    assert (tmp_path / "layer.png").stat().st_size > 10_000
+
+
+def test_bench_decode_measures_checks_and_records(tmp_path: Path) -> None:
+    done = hypermlp(
+        "bench", "decode", "--context", "20,40", "--batch", "1,2", "--width", "48", "--rounds", "2", "--out", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "decode.json").read_text())
+    assert len(record["rows"]) == 4 * 4
+    assert record["provenance"]["command"].startswith("hypermlp bench decode")
+    assert all(row["cache_bytes"] > 0 and row["ms_per_token"] > 0 for row in record["rows"])
+    assert (tmp_path / "decode.png").stat().st_size > 10_000
 
 
 def test_demo_trains_both_models_and_leaves_picture_and_numbers(tmp_path: Path) -> None:
@@ -51,7 +81,19 @@ def test_demo_is_reproducible(tmp_path: Path) -> None:
     assert [e["loss"] for e in runs[0]] == [e["loss"] for e in runs[1]]
 
 
-@pytest.mark.parametrize("arguments", [("demo", "--steps", "0"), ("demo", "--steps", "many"), ("dmeo",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("demo", "--steps", "0"),
+        ("demo", "--steps", "many"),
+        ("dmeo",),
+        ("bench", "layer", "--shape", "8,1024"),
+        ("bench", "layer", "--only", "nobody"),
+        ("bench", "layer", "--against", "nowhere.py"),
+        ("bench", "layer", "--threads", "two"),
+        ("bench", "decode", "--context", "4"),
+    ],
+)
 def test_a_mistake_is_refused_with_a_message_and_no_traceback(arguments: tuple[str, ...]) -> None:
     done = hypermlp(*arguments)
     assert done.returncode != 0

@@ -23,14 +23,21 @@ app = typer.Typer(
 @app.command()
 def info() -> None:
     """Versions, device, and which implementation would be chosen and why."""
+    import torch
+
     from hypermlp.ops import choose
+    from hypermlp.ops.build import cache_folder
     from hypermlp.provenance import machine
 
     shown = Table(show_header=False, box=None)
     for name, value in machine().items():
         shown.add_row(name, "none" if value is None else str(value))
-    choice = choose("auto")
-    shown.add_row("implementation", f"{choice.impl} ({choice.reason})")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shown.add_row("device", device)
+    for dtype in ("float32", "float64"):
+        choice = choose("auto", device, dtype)
+        shown.add_row(f"implementation, {dtype}", f"{choice.impl} ({choice.reason})")
+    shown.add_row("compiled kernels in", str(cache_folder()))
     Console().print(shown)
 
 
