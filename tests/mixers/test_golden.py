@@ -12,7 +12,7 @@ from torch import Tensor
 
 from helpers import each_impl, precision, run_layer
 from hypermlp import HyperGLU, HyperGLUConfig
-from hypermlp.mixers.hyper import to_authors
+from hypermlp.mixers.authors import to_authors
 
 FILES = sorted((Path(__file__).parent.parent / "golden").glob("*.safetensors"))
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4}

@@ -11,6 +11,7 @@ from hypermlp import HyperGLU
 
 LENGTH = 512
 EVERY_SAVE, EVERY_STORAGE = 0, 1
+each_impl = pytest.mark.parametrize("impl", ["chunked", "native"])
 SIZES = {"n_embd": 32, "qk_rank": 16, "block_size": 2 * LENGTH, "op1_rank": 4, "op2_rank": 4}
 
 
@@ -38,17 +39,19 @@ def activation_bytes(layer: HyperGLU, T: int) -> int:
     return 4 * T * (2 * c.n_embd + 3 * c.qk_rank + 3 * c.vo_rank + mixing)
 
 
-def test_saved_bytes_are_linear() -> None:
+@each_impl
+def test_saved_bytes_are_linear(impl: str) -> None:
     layer = make_layer(dtype=torch.float32, **SIZES)
-    for short, long in zip(saved_bytes(layer, LENGTH, "chunked"), saved_bytes(layer, 2 * LENGTH, "chunked"), strict=True):
+    for short, long in zip(saved_bytes(layer, LENGTH, impl), saved_bytes(layer, 2 * LENGTH, impl), strict=True):
         assert long / short < 2.2
 
 
+@each_impl
 @pytest.mark.parametrize("count", [EVERY_SAVE, EVERY_STORAGE], ids=["every save", "every storage"])
 @pytest.mark.parametrize("T", [LENGTH, 2 * LENGTH])
-def test_saved_bytes_are_few(T: int, count: int) -> None:
+def test_saved_bytes_are_few(T: int, count: int, impl: str) -> None:
     layer = make_layer(dtype=torch.float32, **SIZES)
-    assert saved_bytes(layer, T, "chunked")[count] < 3 * activation_bytes(layer, T)
+    assert saved_bytes(layer, T, impl)[count] < 3 * activation_bytes(layer, T)
 
 
 def test_reference_is_quadratic() -> None:

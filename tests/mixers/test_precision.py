@@ -14,7 +14,7 @@ from helpers import SINGLE_PRECISION, error, make_layer, over, randn, run_layer
 # gradients, which jump where rounding moves a hidden unit across the kink of the ReLU.
 OUTPUT = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 GRADIENT = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-1, torch.float16: 2e-2}
-each_impl = over([("dense", None), ("chunked", None), ("chunked", 7)])
+each_impl = over([("dense", None), ("chunked", None), ("chunked", 7), ("native", None)])
 each_kind = pytest.mark.parametrize("kind", ["glu", "relu"])
 
 

@@ -19,7 +19,7 @@ OPTIONS = {
     "padded": {"attention_mask": torch.tensor([[0] * 4 + [1] * 5, [1] * 9])},
     "packed": {"cu_seqlens": torch.tensor([0, 3, 9])},
 }
-each_impl = over([("dense", None), ("chunked", 4)])
+each_impl = over([("dense", None), ("chunked", 4), ("native", None), ("auto", None)])
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""hypermlp::strips is a well-behaved torch operator: schema, fake tensors, autograd registration, dispatch."""
+"""hypermlp::strips and its kin are well-behaved torch operators: schema, fake tensors, autograd registration, dispatch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import make_problem
+from helpers import make_problem, randn
 from hypermlp.ops.registered import flat
 
 CASES = {
@@ -29,3 +29,16 @@ def arguments(problem: object) -> tuple[object, ...]:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_opcheck(case: dict) -> None:
     torch.library.opcheck(torch.ops.hypermlp.strips.default, arguments(make_problem(**case)))
+
+
+@pytest.mark.parametrize("case", [case for name, case in CASES.items() if "identity" not in name])
+def test_opcheck_native(case: dict) -> None:
+    torch.library.opcheck(torch.ops.hypermlp.native.default, arguments(make_problem(**case)))
+
+
+@pytest.mark.parametrize("use_native", [False, True])
+def test_opcheck_companions(use_native: bool) -> None:
+    x, wk, wv = (randn(*s, dtype=torch.float32).requires_grad_() for s in ((2, 9, 5), (5, 4), (5, 4)))
+    torch.library.opcheck(torch.ops.hypermlp.convs.default, (x, wk, wv, None, None, use_native))
+    torch.library.opcheck(torch.ops.hypermlp.gate.default, (x, x.detach().clone().requires_grad_()))
+    torch.library.opcheck(torch.ops.hypermlp.gates.default, (x, [1, 1, 2, 1]))
