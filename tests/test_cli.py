@@ -58,6 +58,7 @@ def test_bench_decode_measures_checks_and_records(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "decode.json").read_text())
     assert len(record["rows"]) == 4 * 4
     assert record["provenance"]["command"].startswith("hypermlp bench decode")
+    assert str(tmp_path) not in json.dumps(record)
     assert all(row["cache_bytes"] > 0 and row["ms_per_token"] > 0 for row in record["rows"])
     assert (tmp_path / "decode.png").stat().st_size > 10_000
 

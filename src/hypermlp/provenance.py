@@ -33,12 +33,17 @@ def machine() -> dict[str, Any]:
 def provenance(seed: int | None = None) -> dict[str, Any]:
     """The machine, the commit of the source and the command line, for the head of a result file."""
     return {
-        "command": " ".join(["hypermlp", *sys.argv[1:]]),
+        "command": " ".join(["hypermlp", *map(without_folder, sys.argv[1:])]),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
         "seed": seed,
         **machine(),
     }
+
+
+def without_folder(argument: str) -> str:
+    """A result does not tell where things lie on the machine that made it."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 def cpu_name() -> str:

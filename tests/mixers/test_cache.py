@@ -327,6 +327,15 @@ def test_half_precision_cache_serves_a_float_layer() -> None:
     assert_same(y, mixer(x), 0.05)
 
 
+def test_autocast_keeps_its_type_in_every_step() -> None:
+    mixer, x = hyper(torch.float32), randn(2, 9, WIDTH, dtype=torch.float32)
+    cache = mixer.new_cache(2)
+    with torch.autocast("cpu", torch.bfloat16):
+        parts = [mixer(part, cache=cache) for part in x.split([4, 1, 1, 3], dim=1)]
+    assert {part.dtype for part in parts} == {torch.bfloat16}
+    assert_same(torch.cat(parts, 1).float(), mixer(x), 0.05)
+
+
 def test_hypermlp_caches_too() -> None:
     layer = HyperMLP(hyper().config).double()
     perturb(layer)

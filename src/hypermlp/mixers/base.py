@@ -117,11 +117,16 @@ FEW_TOKENS = 16  # up to which a product is bound by reading its weights
 def apply_linears(products: Sequence[tuple[Tensor, nn.Module]], impl: str) -> list[Tensor]:
     """[module(x) for x, module in products], read in one pass over the weights where there are few tokens and no gradients."""
     x = products[0][0]
-    if impl == "native" and x.shape[0] * x.shape[1] <= FEW_TOKENS and not torch.is_grad_enabled() and not recording(x):
+    if impl == "native" and x.shape[0] * x.shape[1] <= FEW_TOKENS and not torch.is_grad_enabled() and not watched(x):
         linears = [(x, m.weight, m.bias) for x, m in products if isinstance(m, nn.Linear) and is_plain_linear(m)]
         if len(linears) == len(products) and all(pointwise.is_single(x, weight) for x, weight, _ in linears):
             return native.linears(linears)
     return [module(x) for x, module in products]
+
+
+def watched(x: Tensor) -> bool:
+    """Whether calling the modules themselves matters: a compiler or a transform looks on, or autocast chooses types."""
+    return recording(x.detach()) or torch.is_autocast_enabled(x.device.type)
 
 
 def join_linears(x: Tensor, modules: Sequence[nn.Module]) -> Tensor | None:

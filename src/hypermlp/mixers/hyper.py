@@ -23,9 +23,9 @@ from hypermlp.mixers.base import (
     gather_tokens,
     is_plain_linear,
     join_linears,
+    watched,
 )
 from hypermlp.ops import native, pointwise
-from hypermlp.ops.registered import recording
 
 INIT_STD = 0.02  # appendix L
 
@@ -189,7 +189,7 @@ class HyperGLU(Mixer):
     def _native_step(self, x: Tensor, cache: Cache) -> Tensor | None:
         """One token for each row in one call of the native kernel; None where something about the layer is not plain."""
         parameters = self._step_parameters()
-        if parameters is None or recording(x.detach()) or not x.shape[0] or x.stride(2) != 1:
+        if parameters is None or watched(x) or not x.shape[0] or x.stride(2) != 1:
             return None
         if not pointwise.is_single(x, cache.inputs, *cache.slots.values(), *parameters.tensors()):
             return None

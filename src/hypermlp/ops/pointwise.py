@@ -39,6 +39,7 @@ def gate(x: Tensor, g: Tensor, *, impl: str) -> Tensor:
 
 
 def is_single(*tensors: Tensor) -> bool:
+    """Whether the native kernel may take these tensors as they are."""
     return all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
 
 

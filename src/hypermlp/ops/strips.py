@@ -1,19 +1,21 @@
 """The operator on strips of rows: plain matrix products, memory linear in the context, any device.
 
-A strip is M consecutive rows of one sequence. Its scores are computed in time order into a buffer whose rows are `ld` long;
-the *skewed view* of that buffer, with row stride ld + 1 and no copy, is the right-aligned lag layout, where a lag sits in the
-same column in every row and future slots fall outside:
+A strip is M consecutive rows of one sequence. Its scores are computed in time order into memory whose rows are `ld` long; the
+same memory read with rows of ld + 1 is the right-aligned lag layout, where a lag sits in the same column in every row and future
+slots fall outside:
 
-    time order (u)          lag order (view)        M = 3 rows at positions 2, 3, 4, N = 5 lags, `·` does not exist
-    · · 0 1 2 . .           · · 0 1 2               ld = N + M − 1 = 7: `front` = 2 columns before slot 0,
-    . · 0 1 2 3 .    →      · 0 1 2 3               row i's view starts i columns further right
-    . . 0 1 2 3 4           0 1 2 3 4
+    time order              lag order               M = 3 rows at positions 2, 3, 4, N = 5 lags, `·` does not exist
+    · · 0 1 2 . .           · · 0 1 2 | . . .       ld = N + M − 1 = 7: `front` = 2 columns before slot 0,
+    . · 0 1 2 3 .    →      · 0 1 2 3 | . . .       row i begins i columns further right
+    . . 0 1 2 3 4           0 1 2 3 4 | . . .       the last M columns lie outside
 
-So z·A, (·)·Bᵀ and the diagonal are plain products on the view, and only the triangle `·` needs zeroing after each of them.
-In the identity layout the view is the buffer itself. Backward recomputes each strip and keeps nothing of size T × S.
+So z·A, (·)·Bᵀ and the diagonal are plain products in place, on all rows of a batch at once, as every sequence of the batch has
+M (ld + 1) elements. What does not exist is a rectangle of the time order, what lies outside is one of the lag order; no masks.
+In the identity layout both orders are one. Backward recomputes each strip and keeps nothing of size T × S.
 
 Letters: B batch, T rows, S slots, H heads, G routing heads, K key width, V value width, R mixing rank, L block_size,
-M rows of a strip, N mixing columns of a strip.
+M rows of a strip, N mixing columns of a strip. Heads come first: tensors over time are (heads·B time width), over lags
+(heads B·M N).
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp.ops.registered import Inputs, register
@@ -33,235 +34,257 @@ BUFFER_ELEMENTS = 1 << 20
 DEFAULT_STRIP = 64
 
 
+class Sheet(NamedTuple):
+    """The scores of a strip: one piece of memory, in two orders."""
+
+    time: Tensor  # heads·B M ld
+    lags: Tensor  # heads B·M N
+    outside: Tensor  # heads B·M ld+1−N, what `lags` leaves out of each row
+
+    def first(self, heads: int, batch: int) -> Sheet:
+        return Sheet(self.time[: heads * batch], self.lags[:heads], self.outside[:heads])
+
+
 class Strip(NamedTuple):
-    """M rows of a sequence: which slots they need, and how the columns of its buffers lie."""
+    """M rows of a sequence: which slots they need, and how the columns of its sheets lie."""
 
     i0: int  # first row, in the span
     i1: int
     c0: int  # first slot that exists, in the span
     c1: int
-    front: int  # columns of the time-ordered buffer before slot c0
+    front: int  # columns in time order before slot c0
     width: int  # N
     skew: int  # 1 offset layout, 0 identity layout
     p0: int  # position of the first row
 
     @property
+    def rows(self) -> slice:
+        return slice(self.i0, self.i1)
+
+    @property
+    def slots(self) -> slice:
+        return slice(self.c0, self.c1)
+
+    @property
     def ld(self) -> int:
         return self.front + self.c1 - self.c0
 
-    def buffer(self, like: Tensor, heads: int) -> Tensor:
-        """Time-ordered (B heads M ld), zero wherever a product will not write."""
-        out = like.new_empty(like.shape[0], heads, self.i1 - self.i0, self.ld)
-        out[..., : self.front] = 0
-        return out
+    @property
+    def size(self) -> int:
+        """Elements of a sheet, for one head of one sequence."""
+        return (self.i1 - self.i0) * (self.ld + self.skew)
 
-    def mixing_view(self, buffer: Tensor) -> Tensor:
-        """The same memory in mixing order (B heads M N)."""
-        *outer, row, column = buffer.stride()
-        size = (*buffer.shape[:-1], self.width)
-        return buffer.as_strided(size, (*outer, row + self.skew * column, column), buffer.storage_offset())
+    def sheets(self, memory: Tensor, batch: int, *heads: int) -> Iterator[Sheet]:
+        """Sheets of so many heads each, laid out in `memory` one after the other."""
+        height = self.i1 - self.i0
+        for part in memory[: sum(heads) * batch * self.size].split([n * batch * self.size for n in heads]):
+            time = part.view(-1, self.size)[:, : height * self.ld].unflatten(1, (height, self.ld))
+            lags = part.view(-1, batch * height, self.ld + self.skew)
+            yield Sheet(time, lags[..., : self.width], lags[..., self.width :])
 
-    def keep_existing(self, y: Tensor, spec: Spec) -> Tensor:
-        """Zero, in place, the columns of slots that do not exist; y is in mixing order."""
-        rows = torch.arange(self.i1 - self.i0, device=y.device)[:, None]
-        if self.skew and self.front:
-            part = y[..., : self.front]
-            part.masked_fill_(rows + torch.arange(self.front, device=y.device) < self.front, 0)
-        elif not self.skew and spec.causal:
-            y.masked_fill_(torch.arange(self.width, device=y.device) > rows + self.p0, 0)
-        return y
+    def keep_existing(self, sheet: Sheet, spec: Spec) -> None:
+        """Zero the slots that do not exist."""
+        if self.front:
+            sheet.time[..., : self.front].zero_()
+        if not self.skew and spec.causal:
+            rows, columns = (torch.arange(n, device=sheet.time.device) for n in sheet.time.shape[1:])
+            sheet.time.masked_fill_(columns > rows[:, None] + self.p0, 0)
 
-    def to_time(self, y: Tensor) -> Tensor:
-        """A copy in time order of the slots that exist (B heads M c1−c0), zeros elsewhere."""
-        if not self.skew:
-            return y
-        buffer = y.new_empty(*y.shape[:-1], self.ld)
-        edge = y.shape[-2] - 1
-        buffer[..., :edge] = 0
-        buffer[..., self.ld - edge :] = 0
-        self.mixing_view(buffer).copy_(y)
-        return buffer[..., self.front :]
+    def to_time(self, sheet: Sheet, spec: Spec) -> Tensor:
+        """The slots that exist (heads·B M c1−c0) of a sheet filled in mixing order; zero where it has no entry."""
+        if self.skew:
+            sheet.outside.zero_()
+        else:
+            self.keep_existing(sheet, spec)
+        return sheet.time[..., self.front :]
 
 
-def plan(rows: int, slots: int, spec: Spec, height: int) -> Iterator[Strip]:
+def plan(rows: int, slots: int, spec: Spec, height: int) -> list[Strip]:
     """The strips of one span whose `rows` are the last of its `slots`."""
+    strips = []
     for i0 in range(0, rows, height):
         i1 = min(rows, i0 + height)
         p0, end = slots - rows + i0, slots - rows + i1
         if spec.aligner == "identity":
-            yield Strip(i0, i1, 0, slots, 0, slots, 0, p0)
+            strips.append(Strip(i0, i1, 0, slots, 0, slots, 0, p0))
             continue
         width = min(end, spec.block_size)
         first = p0 - width + 1  # oldest slot of the oldest row's window, negative before the sequence began
-        yield Strip(i0, i1, max(first, 0), end, max(-first, 0), width, 1, p0)
-
-
-class Factors(NamedTuple):
-    """A Mixing cut to the columns of a strip, in the order in which it multiplies: y ↦ y ⊙ D + ((y left) ⊙ s) rightᵀ."""
-
-    left: Tensor  # H N R
-    right: Tensor  # H N R
-    baseline: Tensor | None  # H 1 N
-    control: Tensor  # B H M R
-
-    def forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The product, and y·left for backward."""
-        inner = y @ self.left  # B H M R
-        out = (inner * self.control) @ self.right.mT
-        return (out if self.baseline is None else out.addcmul_(y, self.baseline)), inner
-
-    def backward(self, y: Tensor, inner: Tensor, d_out: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Gradient of y, then of left, right, baseline and control, the parameters summed over the batch."""
-        d_inner = d_out @ self.right  # B H M R
-        scaled = d_inner * self.control
-        d_y = scaled @ self.left.mT
-        d_baseline = torch.einsum("bhmn,bhmn->hn", d_out, y)
-        if self.baseline is not None:
-            d_y.addcmul_(d_out, self.baseline)
-        d_left = (y.mT @ scaled).sum(0)
-        d_right = (d_out.mT @ (inner * self.control)).sum(0)
-        return d_y, (d_left, d_right, d_baseline, inner * d_inner)
+        strips.append(Strip(i0, i1, max(first, 0), end, max(-first, 0), width, 1, p0))
+    return strips
 
 
 class Operator(NamedTuple):
-    """One mixing operator over all lags, ready to be cut into strips."""
+    """One mixing operator, y ↦ y ⊙ D + ((y left) ⊙ s) rightᵀ, over all lags and rows, or cut to those of a strip."""
 
-    left: Tensor  # H L R
-    right: Tensor  # H L R
-    baseline: Tensor | None  # H L
-    control: Tensor  # B H T R
+    left: Tensor  # H L R; of a strip H N R
+    right: Tensor
+    baseline: Tensor | None  # H 1 L; H 1 N
+    control: Tensor  # H B T R; H B·M R
 
-    def cut(self, strip: Strip, lags: slice) -> Factors:
-        baseline = None if self.baseline is None else self.baseline[:, None, lags]
-        return Factors(self.left[:, lags], self.right[:, lags], baseline, self.control[:, :, strip.i0 : strip.i1])
+    def cut(self, strip: Strip) -> Operator:
+        lags = slice(self.left.shape[1] - strip.width, None)
+        baseline = None if self.baseline is None else self.baseline[..., lags]
+        return Operator(self.left[:, lags], self.right[:, lags], baseline, self.control[:, :, strip.rows].flatten(1, 2))
+
+    def forward(self, y: Tensor, out: Tensor) -> Tensor:
+        """Writes the product to `out`, which may be y; returns y·left for backward."""
+        inner = torch.bmm(y, self.left)  # H B·M R
+        if self.baseline is not None:
+            torch.mul(y, self.baseline, out=out)
+        out.baddbmm_(inner * self.control, self.right.mT, beta=int(self.baseline is not None))
+        return inner
+
+    def backward(self, y: Tensor, inner: Tensor, d_out: Tensor, into: Operator) -> Tensor:
+        """Turns d_out into the gradient of y, uses up y, adds to the gradients `into`; returns that of the control."""
+        d_inner = torch.bmm(d_out, self.right)  # H B·M R
+        scaled = d_inner * self.control
+        into.left.baddbmm_(y.mT, scaled)
+        into.right.baddbmm_(d_out.mT, inner * self.control)
+        if self.baseline is not None and into.baseline is not None:
+            into.baseline.add_(y.mul_(d_out).sum(1, keepdim=True))
+            d_out.mul_(self.baseline)
+        d_out.baddbmm_(scaled, self.left.mT, beta=int(self.baseline is not None))
+        return d_inner.mul_(inner)
 
 
 class Recomputed(NamedTuple):
-    """What a strip's forward leaves for its backward; nothing of it outlives the strip."""
+    """What a strip's forward leaves for its backward; nothing of it outlives the strip. Sheets share memory where they may."""
 
-    z: Tensor  # B G M N
+    z: Sheet  # G heads
+    h: Sheet  # G heads: gate, then scale
+    softplus: Tensor | None  # of the scale, H B·M N
+    active: Sheet  # a
+    w: Sheet
     z_inner: Tensor | None
-    gate: Tensor  # B H M N
-    scale: Tensor | None
-    active: Tensor  # a
     a_inner: Tensor | None
-    w: Tensor  # B H M slots, time order
 
 
-def strip_forward(
-    strip: Strip, q: Tensor, k: Tensor, routing: Factors | None, reading: Factors | None, spec: Spec
-) -> Recomputed:
-    """Readout weights of a strip; q is (B G M K), k is (B G slots K)."""
-    buffer = strip.buffer(q, q.shape[1])
-    buffer[..., strip.front :] = q @ k.mT
-    h = z = strip.keep_existing(strip.mixing_view(buffer), spec)
-    z_inner = a_inner = None
-    if routing is not None:
-        h, z_inner = routing.forward(z)
-        strip.keep_existing(h, spec)
-    gate, scale = h.chunk(2, dim=1) if spec.kind == "glu" else (h, None)
-    active = w = F.relu(gate)
-    if scale is not None:
-        active = w = active.mul_(F.softplus(scale))
-    if reading is not None:
-        w, a_inner = reading.forward(active)
-        strip.keep_existing(w, spec)
-    return Recomputed(z, z_inner, gate, scale, active, a_inner, strip.to_time(w))
+class Part(NamedTuple):
+    """The sequences that are computed together: one span, or many equal ones as a batch."""
+
+    q: Tensor  # G·B T K
+    k: Tensor  # G·B S K
+    v: Tensor  # H·B S V
+    routing: Operator | None
+    reading: Operator | None
+    batch: int
+
+    def plan(self, spec: Spec, height: int) -> list[Strip]:
+        return plan(self.q.shape[1], self.k.shape[1], spec, height)
+
+    def memory(self, strips: list[Strip], sheets: int) -> Tensor:
+        """Room for so many heads' sheets of any of the strips."""
+        return self.q.new_empty(sheets * self.batch * max(strip.size for strip in strips))
 
 
-def row_norm(gate: Tensor, spec: Spec) -> Tensor:
-    """ρ (B H M 1); one where the layer does not normalise."""
-    if spec.norm == "none":
-        return gate.new_ones(*gate.shape[:-1], 1)
-    return (torch.einsum("bhmn,bhmn->bhm", gate, gate) + spec.eps).sqrt_()[..., None]
+def scores(strip: Strip, x: Tensor, y: Tensor, out: Sheet, spec: Spec) -> None:
+    """x yᵀ on the slots that exist, zero on the others."""
+    torch.bmm(x, y.mT, out=out.time[..., strip.front :])
+    strip.keep_existing(out, spec)
 
 
-def span_forward(
-    q: Tensor, k: Tensor, v: Tensor, routing: Operator | None, reading: Operator | None, spec: Spec, height: int
-) -> tuple[Tensor, Tensor]:
-    """o (B H T V) and ρ (B H T 1) of one span, or of many equal ones as a batch; q, k, v are (B heads time width)."""
-    o, rho = v.new_empty(*v.shape[:2], q.shape[2], v.shape[3]), v.new_empty(*v.shape[:2], q.shape[2], 1)
-    for strip in plan(q.shape[2], k.shape[2], spec, height):
-        lags = slice(spec.block_size - strip.width, None)
-        cut = [None if op is None else op.cut(strip, lags) for op in (routing, reading)]
-        rows, slots = slice(strip.i0, strip.i1), slice(strip.c0, strip.c1)
-        done = strip_forward(strip, q[:, :, rows], k[:, :, slots], cut[0], cut[1], spec)
-        rho[:, :, rows] = row_norm(done.gate, spec)
-        o[:, :, rows] = (done.w @ v[:, :, slots]).div_(rho[:, :, rows])
+def strip_scores(strip: Strip, part: Part, z: Sheet, h: Sheet, spec: Spec) -> Tensor | None:
+    """z and h of a strip, which may be the same sheet; returns z·left."""
+    scores(strip, part.q[:, strip.rows], part.k[:, strip.slots], z, spec)
+    if part.routing is None:
+        return None
+    inner = part.routing.cut(strip).forward(z.lags, h.lags)
+    strip.keep_existing(h, spec)
+    return inner
+
+
+def activate(gate: Tensor, scale: Tensor | None, softplus: Tensor | None, out: Tensor) -> None:
+    """a = relu(gate) ⊙ softplus(scale); each result may overwrite its argument."""
+    torch.clamp_min(gate, 0, out=out)
+    if scale is not None and softplus is not None:
+        out.mul_(torch._C._nn.softplus(scale, out=softplus))
+
+
+def span_forward(part: Part, spec: Spec, height: int) -> tuple[Tensor, Tensor]:
+    """o (H·B T V) and ρ (H·B T 1); every strip works in one sheet, from the scores to the readout weights."""
+    G, H, rows = part.q.shape[0] // part.batch, part.v.shape[0] // part.batch, part.q.shape[1]
+    o = part.v.new_empty(part.v.shape[0], rows, part.v.shape[2])
+    rho = part.v.new_ones(part.v.shape[0], rows, 1)
+    strips = part.plan(spec, height)
+    memory = part.memory(strips, G)
+    for strip in strips:
+        (h,) = strip.sheets(memory, part.batch, G)
+        strip_scores(strip, part, h, h, spec)
+        w = h.first(H, part.batch)
+        gate, scale = w.lags, h.lags[H:] if spec.kind == "glu" else None
+        if spec.norm != "none":
+            norm = torch.linalg.vector_norm(gate, dim=-1).square_().add_(spec.eps).sqrt_()
+            rho[:, strip.rows] = norm.view(part.v.shape[0], -1, 1)
+        activate(gate, scale, scale, out=gate)
+        if part.reading is not None:
+            part.reading.cut(strip).forward(w.lags, w.lags)
+        o[:, strip.rows] = torch.bmm(strip.to_time(w, spec), part.v[:, strip.slots]).div_(rho[:, strip.rows])
     return o, rho
 
 
-class Gradients(NamedTuple):
-    """Where backward adds what it finds; for an absent operator its entry is None."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    routing: Operator | None
-    reading: Operator | None
-
-
-def add_operator_gradients(into: Operator, strip: Strip, lags: slice, found: tuple[Tensor, ...]) -> None:
-    into.left[:, lags] += found[0]
-    into.right[:, lags] += found[1]
-    if into.baseline is not None:
-        into.baseline[:, lags] += found[2]
-    into.control[:, :, strip.i0 : strip.i1] = found[3]
+def strip_recompute(strip: Strip, part: Part, memory: Tensor, spec: Spec) -> Recomputed:
+    """The forward of a strip, with all that its backward needs."""
+    G, H = part.q.shape[0] // part.batch, part.v.shape[0] // part.batch
+    z, h, active, w, positive = strip.sheets(memory, part.batch, G, G, H, H, H)
+    h, w = (z if part.routing is None else h), (active if part.reading is None else w)
+    z_inner = strip_scores(strip, part, z, h, spec)
+    gate, scale, softplus = h.lags[:H], None, None
+    if spec.kind == "glu":
+        scale, softplus = h.lags[H:], positive.lags
+    activate(gate, scale, softplus, out=active.lags)
+    a_inner = None if part.reading is None else part.reading.cut(strip).forward(active.lags, w.lags)
+    return Recomputed(z, h, softplus, active, w, z_inner, a_inner)
 
 
-def span_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    routing: Operator | None,
-    reading: Operator | None,
-    o: Tensor,
-    rho: Tensor,
-    d_o: Tensor,
-    grads: Gradients,
-    spec: Spec,
-    height: int,
-) -> None:
-    """Add the gradients of one span (or of many equal ones) to `grads`; shapes as in forward."""
-    for strip in plan(q.shape[2], k.shape[2], spec, height):
-        lags = slice(spec.block_size - strip.width, None)
-        rows, slots = slice(strip.i0, strip.i1), slice(strip.c0, strip.c1)
-        cut = [None if op is None else op.cut(strip, lags) for op in (routing, reading)]
-        done = strip_forward(strip, q[:, :, rows], k[:, :, slots], cut[0], cut[1], spec)
+def activation_backward(gate: Tensor, scale: Tensor | None, softplus: Tensor | None, d_active: Tensor, d_norm: Tensor) -> None:
+    """Turns gate and scale into their gradients; d_norm · gate is the row norm's share. Uses up d_active."""
+    torch.ops.aten.threshold_backward.grad_input(d_active, gate, 0, grad_input=d_active)  # d_active ⊙ 1[gate > 0]
+    if scale is None or softplus is None:
+        gate.mul_(d_norm).add_(d_active)
+    else:
+        scale.sigmoid_().mul_(d_active).mul_(gate)
+        gate.mul_(d_norm).addcmul_(d_active, softplus)
 
-        # Readout: o = õ / ρ, õ = w v.
-        d_raw = d_o[:, :, rows] / rho[:, :, rows]
-        grads.v[:, :, slots] += done.w.mT @ d_raw
-        buffer = strip.buffer(d_raw, d_raw.shape[1])
-        buffer[..., strip.front :] = d_raw @ v[:, :, slots].mT
-        d_active = strip.keep_existing(strip.mixing_view(buffer), spec)
-        if cut[1] is not None and grads.reading is not None and done.a_inner is not None:
-            d_active, found = cut[1].backward(done.active, done.a_inner, d_active)
-            strip.keep_existing(d_active, spec)
-            add_operator_gradients(grads.reading, strip, lags, found)
 
-        # Activation and norm.
-        selected = done.gate > 0
-        if done.scale is None:
-            d_h = d_gate = d_active * selected
-        else:
-            d_h = torch.empty_like(done.gate).repeat(1, 2, 1, 1)
-            d_gate, d_scale = d_h.chunk(2, dim=1)
-            torch.mul(d_active * selected, F.softplus(done.scale), out=d_gate)
-            torch.mul(d_active * F.relu(done.gate), torch.sigmoid(done.scale), out=d_scale)
-        if spec.norm != "none":
-            d_rho = -(d_o[:, :, rows] * o[:, :, rows]).sum(-1, keepdim=True) / rho[:, :, rows]
-            d_gate.addcmul_(done.gate, d_rho / rho[:, :, rows])
+def span_backward(part: Part, o: Tensor, rho: Tensor, d_o: Tensor, grads: Part, spec: Spec, height: int) -> None:
+    """Add the gradients of a part to `grads`; o, ρ and d_o as span_forward gives them."""
+    G, H = part.q.shape[0] // part.batch, part.v.shape[0] // part.batch
+    d_raw = d_o / rho  # o = õ / ρ, õ = w v
+    d_norm = torch.zeros_like(rho)
+    if spec.norm != "none":
+        d_norm = (d_raw * o).sum(-1, keepdim=True).div_(rho).neg_()
+    strips = part.plan(spec, height)
+    memory = part.memory(strips, 2 * G + 3 * H)
+    for strip in strips:
+        rows, slots = strip.rows, strip.slots
+        done = strip_recompute(strip, part, memory, spec)
+
+        # Readout. From here on, a sheet that is no longer needed holds a gradient.
+        grads.v[:, slots].baddbmm_(strip.to_time(done.w, spec).mT, d_raw[:, rows])
+        d_active = done.w
+        scores(strip, d_raw[:, rows], part.v[:, slots], d_active, spec)
+        operator_backward(strip, part.reading, done.active, done.a_inner, d_active, grads.reading)
+
+        gate, scale = done.h.lags[:H], done.h.lags[H:] if spec.kind == "glu" else None
+        activation_backward(gate, scale, done.softplus, d_active.lags, d_norm[:, rows].reshape(H, -1, 1))
 
         # Scores: h = z R1, z = q kᵀ.
-        d_z = d_h
-        if cut[0] is not None and grads.routing is not None and done.z_inner is not None:
-            d_z, found = cut[0].backward(done.z, done.z_inner, d_h)
-            strip.keep_existing(d_z, spec)
-            add_operator_gradients(grads.routing, strip, lags, found)
-        d_z = strip.to_time(d_z)
-        grads.q[:, :, rows] = d_z @ k[:, :, slots]
-        grads.k[:, :, slots] += d_z.mT @ q[:, :, rows]
+        operator_backward(strip, part.routing, done.z, done.z_inner, done.h, grads.routing)
+        d_z = strip.to_time(done.h, spec)
+        torch.bmm(d_z, part.k[:, slots], out=grads.q[:, rows])
+        grads.k[:, slots].baddbmm_(d_z.mT, part.q[:, rows])
+
+
+def operator_backward(
+    strip: Strip, op: Operator | None, y: Sheet, inner: Tensor | None, d_out: Sheet, into: Operator | None
+) -> None:
+    """Turns d_out into the gradient of y, uses up y; nothing where there is no operator."""
+    if op is None or inner is None or into is None:
+        return
+    target = into.cut(strip)
+    d_control = op.cut(strip).backward(y.lags, inner, d_out.lags, target)
+    into.control[:, :, strip.rows] = d_control.view_as(into.control[:, :, strip.rows])
 
 
 # The whole operator: batches and spans, types, layouts.
@@ -284,73 +307,59 @@ def groups(q: Tensor, k: Tensor, spans: Tensor | None, height: int) -> Iterator[
         return
     together = max(1, BUFFER_ELEMENTS // max(1, heads * height * (slots + height)))
     for b in range(0, batch, together):
-        yield slice(b, b + together), slice(0, rows), slice(0, slots)
+        yield slice(b, min(batch, b + together)), slice(0, rows), slice(0, slots)
 
 
 def heads_first(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype).transpose(1, 2).contiguous()
+    """(B time heads width) as (heads·B time width)."""
+    return x.permute(2, 0, 1, 3).to(dtype, memory_format=torch.contiguous_format).flatten(0, 1)
 
 
-def operators(inputs: Inputs, dtype: torch.dtype) -> tuple[Operator | None, Operator | None]:
-    """R1 and R2ᵀ in the compute type, controls as (B H T R)."""
+def heads_last(x: Tensor, batch: int) -> Tensor:
+    """(heads·B time width) as (B time heads width)."""
+    return x.unflatten(0, (-1, batch)).permute(1, 2, 0, 3)
+
+
+def make_part(inputs: Inputs, batch: slice, rows: slice, slots: slice) -> Part:
+    """The tensors of one group in the compute type, R2 transposed."""
+    dtype = compute_dtype(inputs.q.dtype)
 
     def make(left: Tensor | None, right: Tensor | None, base: Tensor | None, control: Tensor | None) -> Operator | None:
         if left is None or right is None or control is None:
             return None
-        base = None if base is None else base.to(dtype)
-        return Operator(left.to(dtype), right.to(dtype), base, heads_first(control, dtype))
+        base = None if base is None else base.to(dtype).unsqueeze(1)
+        return Operator(left.to(dtype), right.to(dtype), base, control[batch, rows].to(dtype).permute(2, 0, 1, 3))
 
-    return make(*inputs[3:7]), make(*inputs[7:11])
-
-
-def select(op: Operator | None, batch: slice, rows: slice) -> Operator | None:
-    return None if op is None else op._replace(control=op.control[batch, :, rows])
+    q, k, v = (heads_first(x[batch, t], dtype) for x, t in zip(inputs[:3], (rows, slots, slots), strict=True))
+    return Part(q, k, v, make(*inputs[3:7]), make(*inputs[7:11]), batch.stop - batch.start)
 
 
 def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor]:
     q, k, v = inputs[:3]
-    dtype, height = compute_dtype(q.dtype), strip_height(chunk, q.shape[1])
-    qh, kh, vh = (heads_first(x, dtype) for x in (q, k, v))
-    routing, reading = operators(inputs, dtype)
-    o = vh.new_zeros(q.shape[0], q.shape[1], v.shape[2], v.shape[3])  # B T H V; zero where there is no span
-    rho = vh.new_ones(o.shape[:3])
+    height = strip_height(chunk, q.shape[1])
+    o = q.new_zeros(q.shape[0], q.shape[1], v.shape[2], v.shape[3])  # B T H V; zero where there is no span
+    rho = q.new_ones(o.shape[:3], dtype=compute_dtype(q.dtype))
     for b, rows, slots in groups(q, k, inputs.spans, height):
-        part = (qh[b, :, rows], kh[b, :, slots], vh[b, :, slots], select(routing, b, rows), select(reading, b, rows))
-        found = span_forward(*part, spec, height)
-        o[b, rows], rho[b, rows] = found[0].transpose(1, 2), found[1].squeeze(3).transpose(1, 2)
-    return o.to(q.dtype), rho
+        part = make_part(inputs, b, rows, slots)
+        found = span_forward(part, spec, height)
+        o[b, rows], rho[b, rows] = heads_last(found[0], part.batch), heads_last(found[1], part.batch).squeeze(3)
+    return o, rho
 
 
 def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None) -> list[Tensor | None]:
     q, k, v = inputs[:3]
     dtype, height = compute_dtype(q.dtype), strip_height(chunk, q.shape[1])
-    qh, kh, vh, oh, d_oh, rho_h = (heads_first(x, dtype) for x in (q, k, v, o, d_o, rho[..., None]))
-    routing, reading = operators(inputs, dtype)
-    into = Gradients(torch.zeros_like(qh), torch.zeros_like(kh), torch.zeros_like(vh), zeros_like(routing), zeros_like(reading))
+    into = Inputs._make(None if x is None else torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in inputs)
     for b, rows, slots in groups(q, k, inputs.spans, height):
-        part = (qh[b, :, rows], kh[b, :, slots], vh[b, :, slots], select(routing, b, rows), select(reading, b, rows))
-        known = (oh[b, :, rows], rho_h[b, :, rows], d_oh[b, :, rows])
-        target = Gradients(
-            into.q[b, :, rows],
-            into.k[b, :, slots],
-            into.v[b, :, slots],
-            select(into.routing, b, rows),
-            select(into.reading, b, rows),
-        )
-        span_backward(*part, *known, target, spec, height)
-    found = [into.q.transpose(1, 2), into.k.transpose(1, 2), into.v.transpose(1, 2)]
-    found += flat_gradients(into.routing) + flat_gradients(into.reading)
-    return [None if x is None else g.to(x.dtype).contiguous() for g, x in zip(found, inputs[:11], strict=True)]
-
-
-def zeros_like(op: Operator | None) -> Operator | None:
-    return None if op is None else Operator(*(None if x is None else torch.zeros_like(x) for x in op))  # type: ignore[arg-type]
-
-
-def flat_gradients(op: Operator | None) -> list[Tensor]:
-    if op is None:
-        return [torch.empty(0)] * 4
-    return [op.left, op.right, torch.empty(0) if op.baseline is None else op.baseline, op.control.transpose(1, 2)]
+        part = make_part(inputs, b, rows, slots)
+        known = (heads_first(x[b, rows], dtype) for x in (o, rho[..., None], d_o))
+        # Parameters and controls are added to in place, through views of `into`.
+        found = make_part(into, b, rows, slots)._replace(**{n: torch.zeros_like(getattr(part, n)) for n in ("q", "k", "v")})
+        span_backward(part, *known, found, spec, height)
+        into.q[b, rows] = heads_last(found.q, part.batch)
+        into.k[b, slots] += heads_last(found.k, part.batch)
+        into.v[b, slots] += heads_last(found.v, part.batch)
+    return [None if x is None or g is None else g.to(x.dtype) for g, x in zip(into[:11], inputs[:11], strict=True)]
 
 
 mix = register("strips", forward, backward)
