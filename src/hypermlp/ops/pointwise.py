@@ -68,7 +68,7 @@ def plain_backward(
         for d_y, weight, d_weight in ((d_yk, wk, d_wk), (d_yv, wv, d_wv)):
             d_tap = tap(d_y[:, j:], place, j)
             d_x[:, : time - j] += d_tap * weight[:, index]
-            d_weight[:, index] = torch.einsum("btc,btc->c", d_tap, x[:, : time - j])
+            d_weight[:, index] = (d_tap * x[:, : time - j]).sum((0, 1))
     return d_x, d_wk, d_wv
 
 

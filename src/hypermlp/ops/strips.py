@@ -1,8 +1,8 @@
 """The operator on strips of rows: plain matrix products, memory linear in the context, any device.
 
 A strip is M consecutive rows of one sequence. Its scores are computed in time order into memory whose rows are `ld` long; the
-same memory read with rows of ld + 1 is the right-aligned lag layout, where a lag sits in the same column in every row and future
-slots fall outside:
+same memory read with rows of ld + 1 is the right-aligned lag layout, where a lag sits in the same column in every row and
+future slots fall outside:
 
     time order              lag order               M = 3 rows at positions 2, 3, 4, N = 5 lags, `·` does not exist
     · · 0 1 2 . .           · · 0 1 2 | . . .       ld = N + M − 1 = 7: `front` = 2 columns before slot 0,
@@ -31,7 +31,7 @@ from hypermlp.ops.types import Spec, compute_dtype
 
 # Elements of one strip buffer that the program aims at: 4 MiB in float32, small enough for a cache, large enough for BLAS.
 BUFFER_ELEMENTS = 1 << 20
-DEFAULT_STRIP = 64
+SHORT_STRIP, LONG_STRIP = 32, 64  # measured on CPU: training steps at 128 to 4096 slots
 
 
 class Sheet(NamedTuple):
@@ -170,6 +170,11 @@ class Part(NamedTuple):
     reading: Operator | None
     batch: int
 
+    @property
+    def heads(self) -> tuple[int, int]:
+        """G and H."""
+        return self.q.shape[0] // self.batch, self.v.shape[0] // self.batch
+
     def plan(self, spec: Spec, height: int) -> list[Strip]:
         return plan(self.q.shape[1], self.k.shape[1], spec, height)
 
@@ -198,12 +203,12 @@ def activate(gate: Tensor, scale: Tensor | None, softplus: Tensor | None, out: T
     """a = relu(gate) ⊙ softplus(scale); each result may overwrite its argument."""
     torch.clamp_min(gate, 0, out=out)
     if scale is not None and softplus is not None:
-        out.mul_(torch._C._nn.softplus(scale, out=softplus))
+        out.mul_(torch.ops.aten.softplus(scale, out=softplus))
 
 
 def span_forward(part: Part, spec: Spec, height: int) -> tuple[Tensor, Tensor]:
     """o (H·B T V) and ρ (H·B T 1); every strip works in one sheet, from the scores to the readout weights."""
-    G, H, rows = part.q.shape[0] // part.batch, part.v.shape[0] // part.batch, part.q.shape[1]
+    (G, H), rows = part.heads, part.q.shape[1]
     o = part.v.new_empty(part.v.shape[0], rows, part.v.shape[2])
     rho = part.v.new_ones(part.v.shape[0], rows, 1)
     strips = part.plan(spec, height)
@@ -225,7 +230,7 @@ def span_forward(part: Part, spec: Spec, height: int) -> tuple[Tensor, Tensor]:
 
 def strip_recompute(strip: Strip, part: Part, memory: Tensor, spec: Spec) -> Recomputed:
     """The forward of a strip, with all that its backward needs."""
-    G, H = part.q.shape[0] // part.batch, part.v.shape[0] // part.batch
+    G, H = part.heads
     z, h, active, w, positive = strip.sheets(memory, part.batch, G, G, H, H, H)
     h, w = (z if part.routing is None else h), (active if part.reading is None else w)
     z_inner = strip_scores(strip, part, z, h, spec)
@@ -249,7 +254,7 @@ def activation_backward(gate: Tensor, scale: Tensor | None, softplus: Tensor | N
 
 def span_backward(part: Part, o: Tensor, rho: Tensor, d_o: Tensor, grads: Part, spec: Spec, height: int) -> None:
     """Add the gradients of a part to `grads`; o, ρ and d_o as span_forward gives them."""
-    G, H = part.q.shape[0] // part.batch, part.v.shape[0] // part.batch
+    G, H = part.heads
     d_raw = d_o / rho  # o = õ / ρ, õ = w v
     d_norm = torch.zeros_like(rho)
     if spec.norm != "none":
@@ -282,17 +287,17 @@ def operator_backward(
     """Turns d_out into the gradient of y, uses up y; nothing where there is no operator."""
     if op is None or inner is None or into is None:
         return
-    target = into.cut(strip)
-    d_control = op.cut(strip).backward(y.lags, inner, d_out.lags, target)
-    into.control[:, :, strip.rows] = d_control.view_as(into.control[:, :, strip.rows])
+    d_control = op.cut(strip).backward(y.lags, inner, d_out.lags, into.cut(strip))
+    target = into.control[:, :, strip.rows]
+    target.copy_(d_control.view_as(target))
 
 
 # The whole operator: batches and spans, types, layouts.
 
 
-def strip_height(asked: int | None, rows: int) -> int:
-    """Rows per strip: what the user asked for, or what fits the caches."""
-    return max(1, min(asked or DEFAULT_STRIP, rows))
+def strip_height(asked: int | None, rows: int, slots: int) -> int:
+    """Rows per strip: what the user asked for, or an eighth of a short context (less is wasted on slots that do not exist)."""
+    return max(1, min(asked or max(SHORT_STRIP, min(slots // 8, LONG_STRIP)), rows))
 
 
 def groups(q: Tensor, k: Tensor, spans: Tensor | None, height: int) -> Iterator[tuple[slice, slice, slice]]:
@@ -320,27 +325,31 @@ def heads_last(x: Tensor, batch: int) -> Tensor:
     return x.unflatten(0, (-1, batch)).permute(1, 2, 0, 3)
 
 
-def make_part(inputs: Inputs, batch: slice, rows: slice, slots: slice) -> Part:
-    """The tensors of one group in the compute type, R2 transposed."""
-    dtype = compute_dtype(inputs.q.dtype)
+def operators(inputs: Inputs, dtype: torch.dtype) -> tuple[Operator | None, Operator | None]:
+    """R1 and R2ᵀ in the compute type; of gradients already in it, views."""
 
     def make(left: Tensor | None, right: Tensor | None, base: Tensor | None, control: Tensor | None) -> Operator | None:
         if left is None or right is None or control is None:
             return None
         base = None if base is None else base.to(dtype).unsqueeze(1)
-        return Operator(left.to(dtype), right.to(dtype), base, control[batch, rows].to(dtype).permute(2, 0, 1, 3))
+        return Operator(left.to(dtype), right.to(dtype), base, control.to(dtype).permute(2, 0, 1, 3))
 
-    q, k, v = (heads_first(x[batch, t], dtype) for x, t in zip(inputs[:3], (rows, slots, slots), strict=True))
-    return Part(q, k, v, make(*inputs[3:7]), make(*inputs[7:11]), batch.stop - batch.start)
+    return make(*inputs[3:7]), make(*inputs[7:11])
+
+
+def select(op: Operator | None, batch: slice, rows: slice) -> Operator | None:
+    return None if op is None else op._replace(control=op.control[:, batch, rows])
 
 
 def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor]:
     q, k, v = inputs[:3]
-    height = strip_height(chunk, q.shape[1])
+    dtype, height = compute_dtype(q.dtype), strip_height(chunk, q.shape[1], k.shape[1])
+    routing, reading = operators(inputs, dtype)
     o = q.new_zeros(q.shape[0], q.shape[1], v.shape[2], v.shape[3])  # B T H V; zero where there is no span
-    rho = q.new_ones(o.shape[:3], dtype=compute_dtype(q.dtype))
+    rho = q.new_ones(o.shape[:3], dtype=dtype)
     for b, rows, slots in groups(q, k, inputs.spans, height):
-        part = make_part(inputs, b, rows, slots)
+        own = heads_first(q[b, rows], dtype), heads_first(k[b, slots], dtype), heads_first(v[b, slots], dtype)
+        part = Part(*own, routing=select(routing, b, rows), reading=select(reading, b, rows), batch=b.stop - b.start)
         found = span_forward(part, spec, height)
         o[b, rows], rho[b, rows] = heads_last(found[0], part.batch), heads_last(found[1], part.batch).squeeze(3)
     return o, rho
@@ -348,17 +357,20 @@ def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tens
 
 def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None) -> list[Tensor | None]:
     q, k, v = inputs[:3]
-    dtype, height = compute_dtype(q.dtype), strip_height(chunk, q.shape[1])
-    into = Inputs._make(None if x is None else torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in inputs)
+    dtype, height = compute_dtype(q.dtype), strip_height(chunk, q.shape[1], k.shape[1])
+    routing, reading = operators(inputs, dtype)
+    into = Inputs._make(None if x is None else x.new_zeros(x.shape, dtype=dtype) for x in inputs)
+    d_routing, d_reading = operators(into, dtype)
     for b, rows, slots in groups(q, k, inputs.spans, height):
-        part = make_part(inputs, b, rows, slots)
-        known = (heads_first(x[b, rows], dtype) for x in (o, rho[..., None], d_o))
-        # Parameters and controls are added to in place, through views of `into`.
-        found = make_part(into, b, rows, slots)._replace(**{n: torch.zeros_like(getattr(part, n)) for n in ("q", "k", "v")})
-        span_backward(part, *known, found, spec, height)
-        into.q[b, rows] = heads_last(found.q, part.batch)
-        into.k[b, slots] += heads_last(found.k, part.batch)
-        into.v[b, slots] += heads_last(found.v, part.batch)
+        own = heads_first(q[b, rows], dtype), heads_first(k[b, slots], dtype), heads_first(v[b, slots], dtype)
+        part = Part(*own, routing=select(routing, b, rows), reading=select(reading, b, rows), batch=b.stop - b.start)
+        zeros = torch.zeros_like(own[0]), torch.zeros_like(own[1]), torch.zeros_like(own[2])
+        grads = Part(*zeros, routing=select(d_routing, b, rows), reading=select(d_reading, b, rows), batch=part.batch)
+        o_b, rho_b, d_o_b = (heads_first(x[b, rows], dtype) for x in (o, rho[..., None], d_o))
+        span_backward(part, o_b, rho_b, d_o_b, grads, spec, height)
+        into.q[b, rows] = heads_last(grads.q, part.batch)
+        into.k[b, slots] += heads_last(grads.k, part.batch)
+        into.v[b, slots] += heads_last(grads.v, part.batch)
     return [None if x is None or g is None else g.to(x.dtype) for g, x in zip(into[:11], inputs[:11], strict=True)]
 
 
