@@ -167,6 +167,6 @@ def reason_to_leave_out(case: Case) -> str | None:
     if case.name == "authors" and case.against is None:
         return "needs --against"
     quadratic = {"hyperglu dense": 40, "softmax naive": 4}.get(case.name)  # score matrices alive at once
-    if quadratic and quadratic * case.batch * 2 * case.time**2 * 4 > 6e9:
-        return "its T × T matrices would need more than 6 GB"
+    if quadratic and quadratic * case.batch * 2 * case.time**2 * 4 > 2e9:
+        return "its T × T matrices would need more than 2 GB"
     return None

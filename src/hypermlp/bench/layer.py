@@ -112,8 +112,8 @@ def run_shape(
     if with_memory:
         for name, contestant in contestants.items():
             tell(f"{shape}: memory of {name}")
-            for phase, training in (("forward", False), ("training", True)):
-                rows[name][f"{phase}_extra_bytes"] = memory.extra(contestant.case, training=training)
+            extra = memory.extra(contestant.case)
+            rows[name] |= {"forward_extra_bytes": extra.forward, "training_extra_bytes": extra.training}
     return list(rows.values())
 
 

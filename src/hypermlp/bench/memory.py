@@ -12,27 +12,37 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from hypermlp.bench.contestants import Case, build
 
 
-def extra(case: Case, *, training: bool) -> int:
-    """Bytes beyond the layer and its input that one step needs at its peak."""
-    order = json.dumps({"case": asdict(case), "training": training})
-    done = subprocess.run([sys.executable, "-m", "hypermlp.bench.memory", order], capture_output=True, text=True)
+class Extra(NamedTuple):
+    """Bytes beyond the layer and its input that a step needs at its peak."""
+
+    forward: int
+    training: int
+
+
+def extra(case: Case) -> Extra:
+    done = subprocess.run(
+        [sys.executable, "-m", "hypermlp.bench.memory", json.dumps(asdict(case))], capture_output=True, text=True
+    )
     if done.returncode != 0:
         raise RuntimeError(f"measuring the memory of {case.name} failed:\n{done.stderr}")
-    return int(done.stdout.splitlines()[-1])
+    return Extra(*json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure(case: Case, *, training: bool) -> int:
+def measure(case: Case) -> Extra:
     contestant = build(case)
-    step = contestant.train_step if training else contestant.forward
-    step(contestant.input(1, min(case.time, 64)))
-    x = contestant.input(case.batch, case.time)
-    before = reset_peak()
-    step(x)
-    return peak() - before
+    found = []
+    for step in (contestant.forward, contestant.train_step):
+        step(contestant.input(1, min(case.time, 64)))
+        x = contestant.input(case.batch, case.time)
+        before = reset_peak()
+        step(x)
+        found.append(peak() - before)
+    return Extra(*found)
 
 
 def reset_peak() -> int:
@@ -60,5 +70,4 @@ def status(field: str) -> int:
 
 
 if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    print(measure(Case(**asked["case"]), training=asked["training"]))
+    print(json.dumps(measure(Case(**json.loads(sys.argv[1])))))
