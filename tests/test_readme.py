@@ -1,11 +1,14 @@
 """What the documents promise runs as printed."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
+
+from hypermlp.report.bench import decode_markdown, layer_markdown
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -20,6 +23,13 @@ def run(code: str) -> str:
 def test_the_python_block_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
     run(block)
+
+
+def test_the_figures_are_those_of_the_results() -> None:
+    results = ROOT / "results" / "bench"
+    for name, table in (("layer", layer_markdown), ("decode", decode_markdown)):
+        rows = json.loads((results / f"{name}.json").read_text())["rows"]
+        assert table(rows) in README, f"the README should print\n{table(rows)}"
 
 
 def test_the_authors_quick_start_runs_verbatim() -> None:

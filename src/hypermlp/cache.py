@@ -68,11 +68,14 @@ class Cache:
 
     # What a layer does with it
 
-    def check(self, x: Tensor, shapes: dict[str, tuple[int, ...]]) -> None:
+    def check(self, x: Tensor, shapes: dict[str, tuple[int, ...]], window: int | None, taps: int) -> None:
         """Refuse a cache that was not made for this layer, batch and device."""
         own = {name: tuple(t.shape[2:]) for name, t in self.slots.items()}
-        if own != shapes:
-            raise ValueError(f"the cache holds {own} and this layer needs {shapes}; make it with this layer's new_cache")
+        if (own, self.window, self.taps) != (shapes, window, taps):
+            raise ValueError(
+                f"the cache holds {own} in a window of {self.window} with {self.taps} taps, and this layer needs {shapes}, "
+                f"{window} and {taps}; make it with this layer's new_cache"
+            )
         if self.batch_size != x.shape[0]:
             raise ValueError(f"the cache has {self.batch_size} rows and x {x.shape[0]}; see cache.select and Cache.stack")
         if self.inputs.device != x.device:

@@ -60,6 +60,8 @@ def commit() -> str | None:
     """The commit of the checkout that this package runs from, with a + if it has changes; None outside of one."""
     folder = Path(__file__).parent
     try:
+        # Not the commit of a checkout that merely contains the environment this package is installed in.
+        subprocess.run(["git", "ls-files", "--error-unmatch", Path(__file__).name], cwd=folder, capture_output=True, check=True)
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
         dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

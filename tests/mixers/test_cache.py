@@ -205,6 +205,16 @@ def test_crop_refuses_what_has_rolled_out_and_changes_nothing() -> None:
     assert_same(mixer(randn(1, 2, WIDTH, seed=1), cache=cache), expected)
 
 
+def test_a_short_window_can_be_cropped_anywhere() -> None:
+    mixer, x, more = make_layer(block_size=128), randn(1, 128, WIDTH), randn(1, 5, WIDTH, seed=1)
+    for length in (1, 2, 60, 127):
+        cache, fresh = mixer.new_cache(1), mixer.new_cache(1)
+        mixer(x, cache=cache)
+        cache.crop(length)
+        mixer(x[:, :length], cache=fresh)
+        assert_same(mixer(more, cache=cache), mixer(more, cache=fresh))
+
+
 def test_crop_refuses_what_the_convolutions_have_forgotten_and_names_the_cure() -> None:
     mixer = make_layer(block_size=100)
     cache = mixer.new_cache(1, rewind=4)
@@ -303,8 +313,9 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_reason() -> None:
     mixer, x = hyper(), randn(2, 3, WIDTH)
     with pytest.raises(ValueError, match="the cache has 3 rows and x 2"):
         mixer(x, cache=mixer.new_cache(3))
-    with pytest.raises(ValueError, match="make it with this layer's new_cache"):
-        mixer(x, cache=SoftmaxAttention(WIDTH, 2).new_cache(2))
+    for other in (SoftmaxAttention(WIDTH, 2), make_layer(block_size=L + 1), hyper(use_kv_conv=False)):
+        with pytest.raises(ValueError, match="make it with this layer's new_cache"):
+            mixer(x, cache=other.new_cache(2))
     with pytest.raises(ValueError, match="cache or cu_seqlens, not both"):
         mixer(x[:1], cache=mixer.new_cache(1), cu_seqlens=torch.tensor([0, 3]))
     with pytest.raises(ValueError, match="different layers cannot be stacked"):

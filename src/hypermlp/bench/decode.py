@@ -15,6 +15,7 @@ from hypermlp.mixers import HyperGLU, HyperMLP, SoftmaxAttention
 from hypermlp.mixers.base import Mixer
 
 STEPS = 8  # tokens decoded in one turn
+LONGEST_PREFILL = 4096  # up to which the prefill is timed too
 BASELINE = "softmax sdpa 2 heads"
 CONTESTANTS: dict[str, Callable[[int, int], Mixer]] = {
     "hyperglu": lambda width, length: HyperGLU(HyperGLUConfig(n_embd=width, n_head=2, block_size=length)),
@@ -50,10 +51,10 @@ def run_one(length: int, batch: int, width: int, rounds: int) -> list[dict[str, 
     torch.manual_seed(0)
     names = [name for name in CONTESTANTS if not (name.endswith("12 heads") and width % 12)]
     mixers = {name: CONTESTANTS[name](width, length) for name in names}
-    x = torch.randn(batch, length, width)
-    caches = {name: prefilled(name, mixer, x) for name, mixer in mixers.items()}
-    seconds = decode_in_turns(mixers, caches, x, rounds)
-    prefill = prefill_in_turns(mixers, x, rounds=5)
+    x = torch.randn(1, length, width)
+    caches = {name: prefilled(name, mixer, x, batch) for name, mixer in mixers.items()}
+    seconds = decode_in_turns(mixers, caches, x.expand(batch, -1, -1).contiguous(), rounds)
+    prefill = prefill_in_turns(mixers, x, rounds=5) if batch == 1 and length <= LONGEST_PREFILL else None
     return [
         {
             "contestant": name,
@@ -65,18 +66,20 @@ def run_one(length: int, batch: int, width: int, rounds: int) -> list[dict[str, 
             "ratio": ratio(seconds[name], seconds[BASELINE])._asdict(),
             "cache_bytes": caches[name].nbytes,
             "cache_ratio": caches[name].nbytes / caches[BASELINE].nbytes,
-            "prefill_by_forward": ratio(prefill[name], prefill[f"{name} forward"])._asdict(),
+            "prefill_by_forward": ratio(prefill[name], prefill[f"{name} forward"])._asdict() if prefill else None,
         }
         for name, mixer in mixers.items()
     ]
 
 
-def prefilled(name: str, mixer: Mixer, x: torch.Tensor) -> Cache:
-    """A cache that has seen all but the last tokens; what it then decodes must be what the full forward gives."""
-    cache = mixer.new_cache(x.shape[0], max_len=x.shape[1])
-    mixer(x[:, :-STEPS], cache=cache)
+def prefilled(name: str, mixer: Mixer, x: torch.Tensor, batch: int) -> Cache:
+    """A cache that has seen all but the last tokens of x in every row; what it then decodes must be the full forward's."""
+    one = mixer.new_cache(1, max_len=x.shape[1])
+    mixer(x[:, :-STEPS], cache=one)
+    cache = one.select([0] * batch)
     trial = cache.clone()
-    steps = torch.cat([mixer(token, cache=trial) for token in x[:, -STEPS:].split(1, dim=1)], dim=1)
+    tokens = x[:, -STEPS:].expand(batch, -1, -1).split(1, dim=1)
+    steps = torch.cat([mixer(token, cache=trial) for token in tokens], dim=1)
     with torch.no_grad():
         error = float((steps - mixer(x)[:, -STEPS:]).norm() / steps.norm())
     if not error < 1e-4:

@@ -7,7 +7,6 @@ then reports by how many bytes the resident memory rises above that at its peak.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from dataclasses import asdict
@@ -58,6 +57,8 @@ def peak() -> int:
     try:
         return status("VmHWM")
     except OSError:
+        import resource  # not on Windows
+
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -165,7 +165,7 @@ class HyperGLU(Mixer):
         impl = ops.resolve(impl or self.config.impl_default, x, self.spec)
         if cache is None:
             return self._forward(gather_tokens(x, attention_mask, cu_seqlens), None, impl, chunk)
-        cache.check(x, self._slot_shapes())
+        cache.check(x, self._slot_shapes(), self.config.block_size, self._taps())
         if impl == "native" and x.shape[1] == 1 and attention_mask is None:
             y = self._native_step(x, cache)
             if y is not None:
@@ -220,27 +220,32 @@ class HyperGLU(Mixer):
         max_len: int | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        rewind: int = 32,
+        rewind: int | None = None,
     ) -> Cache:
         """Empty memory for batch_size sequences, with room for max_len tokens at once (None: it grows as they come).
 
-        rewind: how many tokens cache.crop can always go back; slots and the convolutions' inputs are kept for that.
+        rewind: how many tokens cache.crop can always go back; slots and the convolutions' inputs are kept for that. None: 32
+        tokens, or the whole window where it is short (block_size of 128 and less).
         """
         if self.spec.aligner == "identity":
             raise ValueError(
                 'the identity layout has no cache: its parameters shift whenever the input grows (use aligner_kind="offset")'
             )
+        L = self.config.block_size
         return Cache.new(
             batch_size,
             self._slot_shapes(),
             width=self.width,
-            window=self.config.block_size,
-            taps=self.config.conv_kernel_size if self.config.use_kv_conv else 1,
-            rewind=rewind,
+            window=L,
+            taps=self._taps(),
+            rewind=rewind if rewind is not None else max(32, L if L <= 128 else 0),
             max_len=max_len,
             dtype=dtype or self.q.weight.dtype,
             device=torch.device(device or self.q.weight.device),
         )
+
+    def _taps(self) -> int:
+        return self.config.conv_kernel_size if self.config.use_kv_conv else 1
 
     def _slot_shapes(self) -> dict[str, tuple[int, ...]]:
         G, H = self.config.routing_heads, self.config.n_head

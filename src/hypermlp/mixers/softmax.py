@@ -39,7 +39,7 @@ class SoftmaxAttention(Mixer):
         check_input(x, self.q.weight, attention_mask, cu_seqlens, cache)
         if cache is None:
             return self._forward(gather_tokens(x, attention_mask, cu_seqlens), None)
-        cache.check(x, self._slot_shapes())
+        cache.check(x, self._slot_shapes(), window=None, taps=1)
         with torch.no_grad():
             return self._forward(gather_tokens(x, attention_mask, None, cache), cache)
 

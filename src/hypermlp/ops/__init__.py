@@ -14,7 +14,7 @@ from hypermlp.ops import native, reference, strips
 from hypermlp.ops.build import library
 from hypermlp.ops.types import Mixing, Spec, dense_spans
 
-__all__ = ["Choice", "Mixing", "Spec", "choose", "dense_spans", "mix", "resolve"]
+__all__ = ["Choice", "Mixing", "Spec", "announce", "choose", "dense_spans", "mix", "resolve"]
 
 
 class Choice(NamedTuple):
@@ -48,10 +48,15 @@ def native_obstacle(device: str, dtype: str, aligner: str) -> str | None:
     return None if library().handle is not None else library().reason
 
 
+def announce(choice: Choice) -> None:
+    """Tell an automatic choice, once."""
+    notice.once(f"impl={choice.impl} ({choice.reason})")
+
+
 def _resolve(impl: str, device: str, dtype: str, aligner: str) -> str:
     choice = choose(impl, device, dtype, aligner)
     if impl in ("auto", "native"):
-        notice.once(f"impl={choice.impl} ({choice.reason})")
+        announce(choice)
     return choice.impl
 
 

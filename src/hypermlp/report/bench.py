@@ -87,7 +87,7 @@ def decode_table(rows: list[dict[str, Any]]) -> Table:
             f"{row['ratio']['median']:.2f} ±{spread:.2f}",
             f"{row['cache_bytes'] / 1e6:.1f}",
             f"{row['cache_ratio']:.3f}",
-            f"{row['prefill_by_forward']['median']:.2f}",
+            "" if row["prefill_by_forward"] is None else f"{row['prefill_by_forward']['median']:.2f}",
         )
     return table
 
@@ -173,3 +173,40 @@ def exponent(points: list[tuple[int, float]]) -> float:
     xs, ys = [math.log(t) for t, _ in points], [math.log(y) for _, y in points]
     mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)
+
+
+def layer_markdown(rows: list[dict[str, Any]]) -> str:
+    """The table that the README quotes: native HyperGLU relative to softmax attention and to the authors' code."""
+    lines = [
+        "| batch × tokens × width | forward | training step | extra memory, training | training, by the authors' code |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for shape in dict.fromkeys(tuple(row["shape"]) for row in rows):
+        by_name = {row["contestant"]: row for row in rows if tuple(row["shape"]) == shape}
+        ours, rival, authors = (by_name.get(name) for name in ("hyperglu native", BASELINE, "authors"))
+        if ours is None or rival is None:
+            continue
+        forward, training = (two_ratios(ours, phase) for phase in ("forward", "training"))
+        memory = ours["training_extra_bytes"] / rival["training_extra_bytes"]
+        faster = "" if authors is None else f"{authors['training_2t']['seconds'] / ours['training_2t']['seconds']:.1f}× slower"
+        lines.append(f"| {' × '.join(map(str, shape))} | {forward} | {training} | {memory:.2f} | {faster} |")
+    return "\n".join(lines)
+
+
+def two_ratios(row: dict[str, Any], phase: str) -> str:
+    """With two threads, and with one in brackets."""
+    two, one = (row[f"{phase}_{count}"]["ratio"]["median"] for count in ("2t", "1t"))
+    return f"{two:.2f} ({one:.2f})"
+
+
+def decode_markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of decoding that the README quotes."""
+    ours = [row for row in rows if row["contestant"] == "hyperglu"]
+    batches = list(dict.fromkeys(row["batch"] for row in ours))
+    lines = ["| context | " + " | ".join(f"time per token, batch {b}" for b in batches) + " | cache bytes |"]
+    lines.append("| --- " * (len(batches) + 2) + "|")
+    for context in dict.fromkeys(row["context"] for row in ours):
+        chosen = [row for row in ours if row["context"] == context]
+        times = " | ".join(f"{row['ratio']['median']:.2f}" for row in chosen)
+        lines.append(f"| {context} | {times} | {chosen[0]['cache_ratio']:.2f} |")
+    return "\n".join(lines)

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from hypermlp import ops
 from hypermlp.experiments import demo
 from hypermlp.experiments.demo import Evaluation
 from hypermlp.models.lm import count_parameters
@@ -22,6 +23,7 @@ from hypermlp.report.style import COLOURS, LABELS, new_figure, save
 def show(console: Console, *, steps: int, seed: int, out: Path) -> list[Evaluation]:
     """Run the demo on this console; leaves demo.png and demo.json in `out`."""
     out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made should fail now, not after the run
+    ops.announce(ops.choose())  # compiles, where that is still to be done, before the display starts
     models = demo.contestants(seed)
     counts = {name: count_parameters(model) for name, model in models.items()}
     console.print(
