@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers import assert_same, make_layer, randn, run_layer
-from hypermlp.mixers.base import is_plain_linear
+from hypermlp.mixers.projections import is_plain_linear
 
 PROJECTIONS = ["q", "k", "v", "o", "gate_qk", "gate_vo", "op1.control", "op2.control"]
 LONG, SHORT = (2, 150, 16), (2, 3, 16)  # joined, and not
@@ -22,11 +22,6 @@ class LoRA(nn.Module):
         super().__init__()
         self.base = base
         self.down, self.up = nn.Linear(base.in_features, 2, bias=False), nn.Linear(2, base.out_features, bias=False)
-        self.out_features = base.out_features
-
-    @property
-    def weight(self) -> Tensor:
-        return self.base.weight
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + self.up(self.down(x))
@@ -47,7 +42,7 @@ def test_joined_equals_separate(impl: str, changes: dict[str, object], monkeypat
     layer = make_layer(dtype=torch.float32, block_size=150, **changes)
     x, d_y = randn(*LONG, dtype=torch.float32), randn(*LONG, seed=1, dtype=torch.float32)
     together = run_layer(layer, x, d_y, impl=impl)
-    monkeypatch.setattr("hypermlp.mixers.base.WORTH_JOINING", 10**9)
+    monkeypatch.setattr("hypermlp.mixers.projections.WORTH_JOINING", 10**9)
     assert_same(together, run_layer(layer, x, d_y, impl=impl), 1e-5)
 
 

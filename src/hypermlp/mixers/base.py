@@ -14,18 +14,14 @@ A mixer maps x (B T C) to y (B T C). Its laws (tests/mixers/test_laws.py runs th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.cache import Cache
-from hypermlp.ops import native, pointwise
 from hypermlp.ops.reference import row_tables
-from hypermlp.ops.registered import recording
 
 
 class Mixer(nn.Module, ABC):
@@ -110,59 +106,24 @@ def visible_slots(rows: Tensor, slots: int, spans: Tensor | None) -> Tensor:
     return (slot >= start[..., None]) & (slot <= position[..., None].clamp(min=0))
 
 
-WORTH_JOINING = 256  # tokens from which joining the weights costs less than it saves
-FEW_TOKENS = 16  # up to which a product is bound by reading its weights
-
-
-def apply_linears(products: Sequence[tuple[Tensor, nn.Module]], impl: str) -> list[Tensor]:
-    """[module(x) for x, module in products], read in one pass over the weights where there are few tokens and no gradients."""
-    x = products[0][0]
-    if impl == "native" and x.shape[0] * x.shape[1] <= FEW_TOKENS and not torch.is_grad_enabled() and not watched(x):
-        linears = [(x, m.weight, m.bias) for x, m in products if isinstance(m, nn.Linear) and is_plain_linear(m)]
-        if len(linears) == len(products) and all(pointwise.is_single(x, weight) for x, weight, _ in linears):
-            return native.linears(linears)
-    return [module(x) for x, module in products]
-
-
-def watched(x: Tensor) -> bool:
-    """Whether calling the modules themselves matters: a compiler or a transform looks on, or autocast chooses types."""
-    return recording(x.detach()) or torch.is_autocast_enabled(x.device.type)
-
-
-def join_linears(x: Tensor, modules: Sequence[nn.Module]) -> Tensor | None:
-    """All module(x) side by side from one matrix product, where all are plain linear layers and x is long enough; else None."""
-    if x.shape[0] * x.shape[1] < WORTH_JOINING or not all(is_plain_linear(m) for m in modules):
-        return None
-    linears = [m for m in modules if isinstance(m, nn.Linear)]
-    bias = None
-    if any(m.bias is not None for m in linears):
-        bias = torch.cat([m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in linears])
-    return F.linear(x, torch.cat([m.weight for m in linears]), bias)
-
-
-def is_plain_linear(module: nn.Module) -> bool:
-    """Whether calling the module is nothing but x Wᵀ + b: no subclass, adapter, parametrisation or hook."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is nn.Linear and "forward" not in module.__dict__ and not any(hooks)
-
-
 def check_input(
     x: Tensor,
-    weight: Tensor,
+    width: int,
+    like: Tensor,
     attention_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     cache: Cache | None = None,
 ) -> None:
-    """Refuse at the door what a mixer with input projection `weight` (out C) cannot take; ValueError names the cure."""
-    width = weight.shape[1]
+    """Refuse at the door what a mixer of this width, with parameters like `like`, cannot take; ValueError names the cure."""
     if x.dim() != 3 or x.shape[2] != width:
         raise ValueError(f"x has shape {tuple(x.shape)}; it must be (batch, time, n_embd = {width})")
     if not x.is_floating_point():
         raise ValueError(f"x has dtype {x.dtype}; a mixer takes floating-point vectors, embed the tokens first")
-    if x.device != weight.device:
-        raise ValueError(f"x is on {x.device} and the layer on {weight.device}; move one with .to(...)")
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-        raise ValueError(f"x is {x.dtype} and the layer {weight.dtype}; cast one with .to(...), or run under torch.autocast")
+    if x.device != like.device:
+        raise ValueError(f"x is on {x.device} and the layer on {like.device}; move one with .to(...)")
+    # A quantised weight is no floating-point tensor; its module knows what to do.
+    if x.dtype != like.dtype and like.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
+        raise ValueError(f"x is {x.dtype} and the layer {like.dtype}; cast one with .to(...), or run under torch.autocast")
     if attention_mask is not None and cu_seqlens is not None:
         raise ValueError("give attention_mask (padding) or cu_seqlens (packing), not both: a packed input has no padding")
     if cache is not None and cu_seqlens is not None:

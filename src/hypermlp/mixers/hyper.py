@@ -15,16 +15,8 @@ from hypermlp.cache import Cache
 from hypermlp.config import HyperGLUConfig
 from hypermlp.mixers import rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
-from hypermlp.mixers.base import (
-    Mixer,
-    Tokens,
-    apply_linears,
-    check_input,
-    gather_tokens,
-    is_plain_linear,
-    join_linears,
-    watched,
-)
+from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+from hypermlp.mixers.projections import apply_linears, is_plain_linear, join_linears, watched
 from hypermlp.ops import native, pointwise
 
 INIT_STD = 0.02  # appendix L
@@ -158,7 +150,7 @@ class HyperGLU(Mixer):
         each document is computed as if alone. cache: x are the tokens after those that the cache has seen, and join them, with
         no gradients. impl and chunk_T override impl_default and chunk_T of the configuration.
         """
-        check_input(x, self.q.weight, attention_mask, cu_seqlens, cache)
+        check_input(x, self.width, next(self.parameters()), attention_mask, cu_seqlens, cache)
         chunk = self.config.chunk_T if chunk_T is None else chunk_T
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk_T ({chunk}) must be a whole number of at least 1, or None")
@@ -240,16 +232,18 @@ class HyperGLU(Mixer):
             taps=self._taps(),
             rewind=rewind if rewind is not None else max(32, L if L <= 128 else 0),
             max_len=max_len,
-            dtype=dtype or self.q.weight.dtype,
-            device=torch.device(device or self.q.weight.device),
+            dtype=dtype or next(self.parameters()).dtype,
+            device=torch.device(device or next(self.parameters()).device),
         )
 
     def _taps(self) -> int:
         return self.config.conv_kernel_size if self.config.use_kv_conv else 1
 
     def _slot_shapes(self) -> dict[str, tuple[int, ...]]:
-        G, H = self.config.routing_heads, self.config.n_head
-        return {"k": (G, self.q.out_features // G), "v": (H, self.v.out_features // H)}
+        c = self.config
+        assert c.qk_rank is not None
+        assert c.vo_rank is not None
+        return {"k": (c.routing_heads, c.qk_rank // c.routing_heads), "v": (c.n_head, c.vo_rank // c.n_head)}
 
     def _project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
         x, G, H = tokens.x, self.config.routing_heads, self.config.n_head

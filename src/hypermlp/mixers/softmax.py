@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from hypermlp.cache import Cache
 from hypermlp.config import divisible
 from hypermlp.mixers import rotary
-from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens, join_linears, visible_slots
+from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens, visible_slots
+from hypermlp.mixers.projections import join_linears
 
 INIT_STD = 0.02
 
@@ -36,7 +37,7 @@ class SoftmaxAttention(Mixer):
         cu_seqlens: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        check_input(x, self.q.weight, attention_mask, cu_seqlens, cache)
+        check_input(x, self.width, next(self.parameters()), attention_mask, cu_seqlens, cache)
         if cache is None:
             return self._forward(gather_tokens(x, attention_mask, cu_seqlens), None)
         cache.check(x, self._slot_shapes(), window=None, taps=1)
@@ -80,8 +81,8 @@ class SoftmaxAttention(Mixer):
             taps=1,
             rewind=0,
             max_len=max_len,
-            dtype=dtype or self.q.weight.dtype,
-            device=torch.device(device or self.q.weight.device),
+            dtype=dtype or next(self.parameters()).dtype,
+            device=torch.device(device or next(self.parameters()).device),
         )
 
     def _slot_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,47 @@
+"""Linear layers computed together, where nobody could tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hypermlp.ops import native, pointwise
+from hypermlp.ops.registered import recording
+
+WORTH_JOINING = 256  # tokens from which joining the weights costs less than it saves
+FEW_TOKENS = 16  # up to which a product is bound by reading its weights
+
+
+def apply_linears(products: Sequence[tuple[Tensor, nn.Module]], impl: str) -> list[Tensor]:
+    """[module(x) for x, module in products], read in one pass over the weights where there are few tokens and no gradients."""
+    x = products[0][0]
+    if impl == "native" and x.shape[0] * x.shape[1] <= FEW_TOKENS and not torch.is_grad_enabled() and not watched(x):
+        linears = [(x, m.weight, m.bias) for x, m in products if isinstance(m, nn.Linear) and is_plain_linear(m)]
+        if len(linears) == len(products) and all(pointwise.is_single(x, weight) for x, weight, _ in linears):
+            return native.linears(linears)
+    return [module(x) for x, module in products]
+
+
+def watched(x: Tensor) -> bool:
+    """Whether calling the modules themselves matters: a compiler or a transform looks on, or autocast chooses types."""
+    return recording(x.detach()) or torch.is_autocast_enabled(x.device.type)
+
+
+def join_linears(x: Tensor, modules: Sequence[nn.Module]) -> Tensor | None:
+    """All module(x) side by side from one matrix product, where all are plain linear layers and x is long enough; else None."""
+    if x.shape[0] * x.shape[1] < WORTH_JOINING or not all(is_plain_linear(m) for m in modules):
+        return None
+    linears = [m for m in modules if isinstance(m, nn.Linear)]
+    bias = None
+    if any(m.bias is not None for m in linears):
+        bias = torch.cat([m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in linears])
+    return F.linear(x, torch.cat([m.weight for m in linears]), bias)
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether calling the module is nothing but x Wᵀ + b: no subclass, adapter, parametrisation or hook."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return type(module) is nn.Linear and "forward" not in module.__dict__ and not any(hooks)
