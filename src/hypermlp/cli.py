@@ -43,7 +43,7 @@ def info() -> None:
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of each model.")] = 700,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each model.")] = 720,
     seed: Annotated[int, typer.Option(help="Of the initial weights and the data.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = Path("runs/demo"),
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from hypermlp.bench import memory
@@ -132,8 +133,7 @@ def time_phases(
     for phase, factor in (("forward", 1), ("training", 3)):
         tell(f"{shape}: {phase}, {count} thread{'s' * (count > 1)}, {rounds} rounds")
         tasks: dict[str, Callable[[], object]] = {
-            name: (lambda c=c: c.forward(x)) if phase == "forward" else (lambda c=c: c.train_step(x))  # type: ignore[misc]
-            for name, c in contestants.items()
+            name: partial(c.forward if phase == "forward" else c.train_step, x) for name, c in contestants.items()
         }
         seconds = take_turns(tasks, rounds, clock=clock)
         for name, c in contestants.items():
@@ -153,7 +153,7 @@ def best_authors(contestant: Contestant, tell: Callable[[str], None]) -> Contest
     case = contestant.case
     trials = {chunk: build(replace(case, chunk=chunk)) for chunk in AUTHORS_CHUNKS if chunk <= max(case.time, 64)}
     x = contestant.input(case.batch, case.time)
-    seconds = take_turns({str(chunk): (lambda c=c: c.train_step(x)) for chunk, c in trials.items()}, 1)  # type: ignore[misc]
+    seconds = take_turns({str(chunk): partial(c.train_step, x) for chunk, c in trials.items()}, 1)
     best = min(trials, key=lambda chunk: min(seconds[str(chunk)]))
     tell(f"the authors' best chunk size at {asdict(case)['time']} tokens is {best}")
     return trials[best]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -13,7 +14,7 @@ from hypermlp.mixers import build_mixer
 from hypermlp.models.lm import LanguageModel, count_parameters, match_inner_width
 from hypermlp.train.loop import Trainer, accuracy
 
-WIDTH, DEPTH, LENGTH, N_CONTENT, VOCABULARY = 64, 2, 64, 8, 16
+WIDTH, DEPTH, LENGTH, N_CONTENT, VOCABULARY = 64, 2, 64, 16, 16
 BATCH, LR, TEST_SIZE = 32, 2e-3, 256
 MIXERS = ("hyperglu", "softmax")
 
@@ -38,7 +39,7 @@ def contestants(seed: int) -> dict[str, LanguageModel]:
     models = {"hyperglu": build("hyperglu", 2 * WIDTH)}
     target = count_parameters(models["hyperglu"])
     for name in MIXERS[1:]:
-        models[name] = build(name, match_inner_width(target, lambda inner, n=name: build(n, inner), 2 * WIDTH))  # type: ignore[misc]
+        models[name] = build(name, match_inner_width(target, partial(build, name), 2 * WIDTH))
     return models
 
 
