@@ -50,6 +50,18 @@ def test_bench_layer_measures_checks_and_records(tmp_path: Path) -> None:
     assert (tmp_path / "layer.png").stat().st_size > 10_000
 
 
+def test_bench_profile_adds_up(tmp_path: Path) -> None:
+    done = hypermlp("bench", "profile", "--shape", "2,64,32", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "profile.json").read_text())["rows"]
+    assert [row["contestant"] for row in rows] == ["hyperglu native", "softmax sdpa 2 heads"]
+    for row in rows:
+        assert row["milliseconds"]["mixing"] > 0
+        assert row["milliseconds"]["projections"] > 0
+    assert rows[0]["milliseconds"]["convolutions and gates"] > 0
+    assert rows[1]["milliseconds"]["convolutions and gates"] == 0
+
+
 def test_bench_decode_measures_checks_and_records(tmp_path: Path) -> None:
     done = hypermlp(
         "bench", "decode", "--context", "20,40", "--batch", "1,2", "--width", "48", "--rounds", "2", "--out", str(tmp_path)

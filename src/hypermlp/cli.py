@@ -102,6 +102,28 @@ def bench_layer(
     )
 
 
+@bench.command("profile")
+def bench_profile(
+    shape: Annotated[list[str], typer.Option(help="B,T,d; may be given several times.")] = ["8,1024,768", "128,128,128"],  # noqa: B006
+    only: Annotated[list[str] | None, typer.Option(help="A contestant's name; may be given several times.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="The authors' hyperglu.py, to be profiled too (the file is executed).")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/bench"),
+) -> None:
+    """Where a training step's time goes: mixing, projections, convolutions and gates, the rest."""
+    from hypermlp.bench.contestants import BASELINE, CONTESTANTS
+    from hypermlp.bench.layer import Shape
+    from hypermlp.config import choose_from
+    from hypermlp.report.bench import show_profile
+
+    for name in only or []:
+        choose_from("--only", name, tuple(CONTESTANTS))
+    names = only or ["hyperglu native", BASELINE, *(["authors"] if against else [])]
+    shapes = [Shape.parse(text) for text in shape]
+    show_profile(Console(), out, shapes, names, against=str(against) if against else None)
+
+
 @bench.command("decode")
 def bench_decode(
     context: Annotated[

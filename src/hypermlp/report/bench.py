@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hypermlp.bench import decode, layer
+from hypermlp.bench import decode, layer, profile
 from hypermlp.bench.contestants import BASELINE
 from hypermlp.bench.layer import Shape
 from hypermlp.provenance import provenance, write_json
@@ -70,6 +70,21 @@ def show_decode(console: Console, out: Path, lengths: list[int], batches: list[i
     for batch in batches:
         console.print(decode_table([row for row in rows if row["batch"] == batch]))
     console.print(f"Numbers: {out / 'decode.json'}   Picture: {save(decode_picture(rows, batches), out / 'decode.png')}")
+
+
+def show_profile(console: Console, out: Path, shapes: list[Shape], names: list[str], **options: Any) -> None:
+    """Profile training steps; leaves profile.json in `out`."""
+    rows = run_and_record(console, out / "profile.json", profile.run, shapes, names, **options)
+    table = Table(title="milliseconds of a training step, under the profiler", box=box.SIMPLE_HEAD)
+    groups = list(rows[0]["milliseconds"])
+    for column in ("shape", "layer", *groups, "all"):
+        table.add_column(column, justify="left" if column in ("shape", "layer") else "right")
+    for row in rows:
+        spent = row["milliseconds"]
+        cells = [f"{spent[group]:.0f}" for group in groups]
+        table.add_row(" × ".join(map(str, row["shape"])), row["contestant"], *cells, f"{sum(spent.values()):.0f}")
+    console.print(table)
+    console.print(f"Numbers: {out / 'profile.json'}")
 
 
 def decode_table(rows: list[dict[str, Any]]) -> Table:
