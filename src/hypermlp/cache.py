@@ -213,7 +213,7 @@ class Cache:
     @property
     def lengths(self) -> Tensor:
         """Tokens that each row has seen (B), on the host."""
-        return torch.tensor(self.seen, dtype=torch.int64)
+        return on_host(self.seen)
 
     @property
     def room(self) -> int:
@@ -259,8 +259,9 @@ class Cache:
         if min(back) == max(back) and back[0] <= self.tail - self.keep and min(left) >= self.keep:
             self.tail -= back[0]  # the inputs before them have not moved yet
             return
-        place = torch.arange(self.keep) - torch.tensor(back)[:, None]  # B keep: where each recent input stood
-        before = self.keep - 1 - torch.arange(self.keep) >= torch.tensor(left)[:, None]  # from before the sequence began
+        newest_last = on_host(range(self.keep))
+        place = newest_last - on_host(back)[:, None]  # B keep: where each recent input stood
+        before = self.keep - 1 - newest_last >= on_host(left)[:, None]  # from before the sequence began
         index = place.clamp(min=0).to(self.inputs.device)[..., None].expand_as(self.recent)
         self._set_recent(self.recent.gather(1, index).masked_fill(before[..., None].to(self.inputs.device), 0))
 
@@ -295,7 +296,7 @@ class Cache:
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of all it holds, one row of each tensor a row of the batch, ready for safetensors or torch.save."""
-        counters = {name: torch.tensor(getattr(self, name), dtype=torch.int64) for name in COUNTERS}
+        counters = {name: on_host(getattr(self, name)) for name in COUNTERS}
         return {"recent": self.recent.clone(), **counters, **{f"slots.{name}": t.clone() for name, t in self.slots.items()}}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -329,6 +330,11 @@ class Cache:
         return f"Cache(lengths={self.seen}, window={self.window}, room={self.room}, nbytes={self.nbytes:,})"
 
 
+def on_host(numbers: Sequence[Any]) -> Tensor:
+    """Whole numbers as a tensor on the host, whatever torch's default device is."""
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
 def readable(
     slots: dict[str, Tensor], begin: list[int], end: list[int], counts: list[int], rows: int
 ) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -336,7 +342,7 @@ def readable(
     if counts and all(min(x) == max(x) for x in (begin, end, counts)) and counts[0] == rows:
         return {name: values[:, begin[0] : end[0]] for name, values in slots.items()}, None
     spans = [[b, 0, n, first, last] for b, (n, first, last) in enumerate(zip(counts, begin, end, strict=True))]
-    return slots, torch.tensor(spans, dtype=torch.int64).reshape(-1, 5)
+    return slots, on_host(spans).reshape(-1, 5)
 
 
 def write(into: Tensor, values: Tensor, at: list[int], counts: list[int]) -> None:

@@ -82,13 +82,9 @@ def bench_layer(
     """Whole layers, forward and training step: time, memory, operations. About half an hour for the default shapes."""
     from hypermlp.bench.contestants import CONTESTANTS
     from hypermlp.bench.layer import DEFAULT_SHAPES, Shape
-    from hypermlp.config import choose_from
     from hypermlp.report.bench import show_layer
 
-    for name in only or []:
-        choose_from("--only", name, tuple(CONTESTANTS))
-    if against is not None and not against.is_file():
-        raise ValueError(f"--against ({against}) must be the authors' hyperglu.py")
+    check_contestants(only, against)
     show_layer(
         Console(),
         out,
@@ -104,7 +100,9 @@ def bench_layer(
 
 @bench.command("profile")
 def bench_profile(
-    shape: Annotated[list[str], typer.Option(help="B,T,d; may be given several times.")] = ["8,1024,768", "128,128,128"],  # noqa: B006
+    shape: Annotated[
+        list[str] | None, typer.Option(help="B,T,d; may be given several times. Default: 8,1024,768 128,128,128.")
+    ] = None,
     only: Annotated[list[str] | None, typer.Option(help="A contestant's name; may be given several times.")] = None,
     against: Annotated[
         Path | None, typer.Option(help="The authors' hyperglu.py, to be profiled too (the file is executed).")
@@ -112,15 +110,13 @@ def bench_profile(
     out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/bench"),
 ) -> None:
     """Where a training step's time goes: mixing, projections, convolutions and gates, the rest."""
-    from hypermlp.bench.contestants import BASELINE, CONTESTANTS
+    from hypermlp.bench.contestants import BASELINE
     from hypermlp.bench.layer import Shape
-    from hypermlp.config import choose_from
     from hypermlp.report.bench import show_profile
 
-    for name in only or []:
-        choose_from("--only", name, tuple(CONTESTANTS))
+    check_contestants(only, against)
     names = only or ["hyperglu native", BASELINE, *(["authors"] if against else [])]
-    shapes = [Shape.parse(text) for text in shape]
+    shapes = [Shape.parse(text) for text in shape or ("8,1024,768", "128,128,128")]
     show_profile(Console(), out, shapes, names, against=str(against) if against else None)
 
 
@@ -139,6 +135,17 @@ def bench_decode(
 
     lengths, batches = whole_numbers("--context", context), whole_numbers("--batch", batch)
     show_decode(Console(), out, lengths, batches, width=width, rounds=rounds)
+
+
+def check_contestants(only: list[str] | None, against: Path | None) -> None:
+    """Bad names fail before anything is measured."""
+    from hypermlp.bench.contestants import CONTESTANTS
+    from hypermlp.config import choose_from
+
+    for name in only or []:
+        choose_from("--only", name, tuple(CONTESTANTS))
+    if against is not None and not against.is_file():
+        raise ValueError(f"--against ({against}) must be the authors' hyperglu.py")
 
 
 def whole_numbers(name: str, text: str) -> list[int]:

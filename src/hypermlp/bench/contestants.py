@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.bench import flops
-from hypermlp.config import HyperGLUConfig
+from hypermlp.config import AttnKind, HyperGLUConfig
 from hypermlp.mixers import HyperGLU, HyperMLP, SoftmaxAttention
 
 TOLERANCE = 1e-4  # of outputs and gradients against the reference, norm-wise, float32
@@ -76,11 +76,11 @@ class Contestant:
                 raise RuntimeError(f"{self.case.name} differs from the reference by {error:.1e}; it will not be timed")
 
 
-def hyper_config(case: Case, kind: str) -> HyperGLUConfig:
-    return HyperGLUConfig(n_embd=case.width, n_head=2, block_size=case.time, attn_kind=kind, qk_rank=case.qk_rank)  # type: ignore[arg-type]
+def hyper_config(case: Case, kind: AttnKind) -> HyperGLUConfig:
+    return HyperGLUConfig(n_embd=case.width, n_head=2, block_size=case.time, attn_kind=kind, qk_rank=case.qk_rank)
 
 
-def build_hyper(case: Case, kind: str, impl: str) -> Contestant:
+def build_hyper(case: Case, kind: AttnKind, impl: str) -> Contestant:
     config = hyper_config(case, kind)
     layer = (HyperGLU if kind == "glu" else HyperMLP)(config)
     return Contestant(

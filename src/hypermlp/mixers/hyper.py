@@ -189,7 +189,7 @@ class HyperGLU(Mixer):
         cache.claim(ones)
         spans = [[b, 0, 1, begin, end] for b, (begin, end) in enumerate(zip(cache.begin, cache.end, strict=True))]
         slots, history = cache.slots, cache.history()
-        y = native.step(x, slots["k"], slots["v"], torch.tensor(spans), history, parameters, self.spec)
+        y = native.step(x, slots["k"], slots["v"], torch.tensor(spans, device="cpu"), history, parameters, self.spec)
         cache.remember(x.detach(), ones)
         return y
 

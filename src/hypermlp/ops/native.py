@@ -199,7 +199,7 @@ def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tens
 def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None) -> list[Tensor | None]:
     a, kept = arguments(inputs, spec)
     d_o, o, rho = single(d_o), single(o), rho.contiguous()
-    found = [None if x is None else torch.empty(x.shape, dtype=torch.float32) for x in inputs[:11]]
+    found = [None if x is None else x.new_empty(x.shape, dtype=torch.float32) for x in inputs[:11]]
     a.o, a.rho, a.dout = view(o), rho.data_ptr(), view(d_o)
     a.dq, a.dk, a.dv, a.ds1, a.ds2 = (view(found[i]) for i in (0, 1, 2, 6, 10))
     a.dA1, a.dB1, a.ddiag1 = (pointer(found[i]) for i in (3, 4, 5))
@@ -215,10 +215,7 @@ mix = register("native", forward, backward)
 def convs_forward(x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None) -> tuple[Tensor, Tensor]:
     """Both depthwise causal convolutions of x (B T C) in one pass; see ops.pointwise.convs."""
     x, wk, wv = single(x), wk.contiguous(), wv.contiguous()
-    yk, yv = (
-        torch.empty_like(x, memory_format=torch.contiguous_format),
-        torch.empty_like(x, memory_format=torch.contiguous_format),
-    )
+    yk, yv = x.new_empty(x.shape), x.new_empty(x.shape)
     a, kept = conv_arguments(x, wk, wv, position, history)
     a.yk, a.yv = view(yk), view(yv)
     call("hm_conv_forward", a)
@@ -231,7 +228,7 @@ def convs_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, wk and wv."""
     x, wk, wv, d_yk, d_yv = single(x), wk.contiguous(), wv.contiguous(), single(d_yk), single(d_yv)
-    d_x, d_wk, d_wv = torch.empty(x.shape), torch.empty(wk.shape), torch.empty(wv.shape)
+    d_x, d_wk, d_wv = x.new_empty(x.shape), wk.new_empty(wk.shape), wv.new_empty(wv.shape)
     a, kept = conv_arguments(x, wk, wv, position, None)
     a.dyk, a.dyv, a.dx, a.dwk, a.dwv = view(d_yk), view(d_yv), view(d_x), d_wk.data_ptr(), d_wv.data_ptr()
     call("hm_conv_backward", a)
@@ -251,7 +248,7 @@ def conv_arguments(
 
 def gate_forward(x: Tensor | None, g: Tensor) -> Tensor:
     """x ⊙ σ(g), or σ(g), for x and g (B T C) whose rows may lie apart."""
-    y = torch.empty(g.shape)
+    y = g.new_empty(g.shape)
     xs, gs, ys = None if x is None else rows(x), rows(g), rows(y)
     a = GateArguments(*gs.shape, torch.get_num_threads(), thread_pool())
     a.x, a.g, a.y, a.g_row, a.y_row = pointer(xs), gs.data_ptr(), ys.data_ptr(), gs.stride(0), ys.stride(0)
@@ -277,7 +274,7 @@ def linears(products: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> list[Te
     made, kept = [], []
     for entry, (x, weight, bias) in zip(entries, products, strict=True):
         xs, weight = rows(x), weight.contiguous()
-        y = torch.empty(*x.shape[:2], weight.shape[0])
+        y = x.new_empty(*x.shape[:2], weight.shape[0])
         entry.x, entry.w, entry.bias, entry.y = xs.data_ptr(), weight.data_ptr(), pointer(bias), y.data_ptr()
         entry.x_row, entry.in_, entry.out = xs.stride(0), weight.shape[1], weight.shape[0]
         made.append(y)
@@ -311,7 +308,7 @@ class StepParameters(NamedTuple):
 
 def step(x: Tensor, k: Tensor, v: Tensor, spans: Tensor, history: Tensor, p: StepParameters, spec: Spec) -> Tensor:
     """One token for each row, x (B 1 C), through a whole layer; its k and v are written to the last slot of each row's span."""
-    y = torch.empty(x.shape)
+    y = x.new_empty(x.shape)
     a = StepArguments()
     m = a.mix
     m.B, m.T, m.S, m.H, m.G, m.K, m.V = x.shape[0], 1, k.shape[1], v.shape[2], k.shape[2], k.shape[3], v.shape[3]

@@ -126,7 +126,7 @@ def _(x: Tensor, g: Tensor) -> Tensor:
 
 @torch.library.custom_op("hypermlp::gate_backward", mutates_args=())
 def gate_backward_op(d_y: Tensor, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    d_x, d_g = torch.empty(x.shape), torch.empty(x.shape)
+    d_x, d_g = x.new_empty(x.shape), x.new_empty(x.shape)
     native.gate_backward(d_y, x, g, d_x, d_g)
     return d_x, d_g
 
@@ -173,7 +173,7 @@ def _(y: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.library.custom_op("hypermlp::gates_backward", mutates_args=())
 def gates_backward_op(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: list[int]) -> Tensor:
-    d_y = torch.empty(y.shape)
+    d_y = y.new_empty(y.shape)
     (q, m1, s1, s2), (to_q, to_m1, to_s1, to_s2) = y.split(sizes, dim=-1), d_y.split(sizes, dim=-1)
     native.gate_backward(d_q, q, m1, to_q, to_m1)
     native.gate_backward(d_s1, None, s1, None, to_s1)

@@ -57,7 +57,7 @@ def dense_spans(batch: int, rows: int, slots: int) -> Tensor:
         >>> dense_spans(2, 3, 5).tolist()
         [[0, 0, 3, 0, 5], [1, 0, 3, 0, 5]]
     """
-    return torch.tensor([[b, 0, rows, 0, slots] for b in range(batch)], dtype=torch.int64).reshape(-1, 5)
+    return torch.tensor([[b, 0, rows, 0, slots] for b in range(batch)], dtype=torch.int64, device="cpu").reshape(-1, 5)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
