@@ -88,7 +88,7 @@ def perturb(module: nn.Module, seed: int = 0) -> nn.Module:
     with torch.no_grad():
         for name, p in module.named_parameters():
             p.copy_(0.3 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
-            if "conv" in name:
+            if "conv" in name and p.dim() == 2:
                 p[:, -1] += 1
     return module
 

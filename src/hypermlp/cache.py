@@ -1,4 +1,4 @@
-"""What one layer keeps between steps: a window of slots for each row of the batch, and its most recent inputs.
+"""What one layer keeps between steps: for each row of the batch a window of slots, recurrent states, its most recent inputs.
 
 Letters: B batch, S slots of room, T new tokens, W taps of a convolution, C width.
 
@@ -21,16 +21,27 @@ COUNTERS = ("begin", "end", "seen", "known")  # bookkeeping, one whole number a 
 
 
 class Cache:
-    """Slots and recent inputs of one layer; made by the layer's new_cache.
+    """Slots, states and recent inputs of one layer; made by the layer's new_cache.
 
-    slots: name → (B, room, …); the entries [begin, end) of a row are its slots in time order. The last `keep` inputs of each
-    row are kept too, newest last: what convolutions look back on, and what crop goes back to.
+    slots: name → (B, room, …); the entries [begin, end) of a row are its slots in time order. states: name → (B, …), all that a
+    recurrence knows of its past; they cannot go back. The last `keep` inputs of each row are kept too, newest last: what
+    convolutions look back on, and what crop goes back to.
     """
 
-    def __init__(self, slots: dict[str, Tensor], inputs: Tensor, *, window: int | None, taps: int, rewind: int) -> None:
+    def __init__(
+        self,
+        slots: dict[str, Tensor],
+        states: dict[str, Tensor],
+        inputs: Tensor,
+        *,
+        window: int | None,
+        taps: int,
+        rewind: int,
+        one_way: bool,
+    ) -> None:
         batch = inputs.shape[0]
-        self.slots, self.inputs = slots, inputs  # inputs: B keep+spare C
-        self.window, self.taps, self.rewind = window, taps, rewind
+        self.slots, self.states, self.inputs = slots, states, inputs  # inputs: B keep+spare C
+        self.window, self.taps, self.rewind, self.one_way = window, taps, rewind, one_way
         self.keep = 0 if taps <= 1 else rewind + taps - 1
         self.tail = self.keep  # end of the recent inputs in `inputs`, for all rows
         # Where a row's slots lie, how many tokens it has seen in all, and how many of its recent inputs are true:
@@ -44,14 +55,19 @@ class Cache:
         shapes: dict[str, tuple[int, ...]],
         *,
         width: int,
-        window: int | None,
-        taps: int,
-        rewind: int,
+        window: int | None = None,
+        taps: int = 1,
+        rewind: int = 0,
+        states: dict[str, tuple[int, ...]] | None = None,
+        one_way: bool = False,
         max_len: int | None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> Cache:
-        """Empty, with room for max_len tokens (it grows when there are more)."""
+        """Empty, with room for max_len tokens (it grows when there are more); states are kept in float32 at least.
+
+        one_way: the layer rewrites its slots as it goes, so that crop cannot go back, as it never can with states.
+        """
         for name, value, least in (
             ("batch_size", batch, 0),
             ("max_len", 1 if max_len is None else max_len, 1),
@@ -62,19 +78,30 @@ class Cache:
         room = SMALLEST_ROOM if max_len is None else max_len
         room = room if window is None else min(room, window)
         slots = {name: torch.zeros(batch, room, *shape, dtype=dtype, device=device) for name, shape in shapes.items()}
+        exact = torch.promote_types(dtype, torch.float32)
+        zeros = {name: torch.zeros(batch, *shape, dtype=exact, device=device) for name, shape in (states or {}).items()}
         kept = 0 if taps <= 1 else rewind + taps - 1 + SPARE_INPUTS
         inputs = torch.zeros(batch, kept, width, dtype=dtype, device=device)
-        return cls(slots, inputs, window=window, taps=taps, rewind=rewind)
+        one_way = one_way or bool(zeros)
+        return cls(slots, zeros, inputs, window=window, taps=taps, rewind=rewind, one_way=one_way)
 
     # What a layer does with it
 
-    def check(self, x: Tensor, shapes: dict[str, tuple[int, ...]], window: int | None, taps: int) -> None:
+    def check(
+        self,
+        x: Tensor,
+        shapes: dict[str, tuple[int, ...]],
+        window: int | None = None,
+        taps: int = 1,
+        states: dict[str, tuple[int, ...]] | None = None,
+    ) -> None:
         """Refuse a cache that was not made for this layer, batch and device."""
         own = {name: tuple(t.shape[2:]) for name, t in self.slots.items()}
-        if (own, self.window, self.taps) != (shapes, window, taps):
+        own_states = {name: tuple(t.shape[1:]) for name, t in self.states.items()}
+        if (own, own_states, self.window, self.taps) != (shapes, states or {}, window, taps):
             raise ValueError(
-                f"the cache holds {own} in a window of {self.window} with {self.taps} taps, and this layer needs {shapes}, "
-                f"{window} and {taps}; make it with this layer's new_cache"
+                f"the cache holds slots {own} and states {own_states} in a window of {self.window} with {self.taps} taps, and "
+                f"this layer needs {shapes}, {states or {}}, {window} and {taps}; make it with this layer's new_cache"
             )
         if self.batch_size != x.shape[0]:
             raise ValueError(f"the cache has {self.batch_size} rows and x {x.shape[0]}; see cache.select and Cache.stack")
@@ -102,6 +129,12 @@ class Cache:
         for name, values in new.items():
             write(self.slots[name], values, at, counts)
         return readable(self.slots, self.begin, self.end, counts, inputs.shape[1])
+
+    def advance(self, states: dict[str, Tensor], inputs: Tensor, counts: list[int]) -> None:
+        """Replace the states by those after counts[b] more tokens of each row; `inputs` (B T …) are what convolutions take."""
+        self.remember(inputs, counts)
+        self.states = {name: states[name].to(old.dtype) for name, old in self.states.items()}
+        self.seen = [seen + n for seen, n in zip(self.seen, counts, strict=True)]
 
     def claim(self, counts: list[int]) -> list[int]:
         """Make room for counts[b] more slots in each row and count them as held; returns where they begin."""
@@ -217,12 +250,12 @@ class Cache:
 
     @property
     def room(self) -> int:
-        return next(iter(self.slots.values())).shape[1]
+        return max((t.shape[1] for t in self.slots.values()), default=0)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its slots and inputs."""
-        return sum(t.numel() * t.element_size() for t in (self.inputs, *self.slots.values()))
+        """Bytes of all that it holds."""
+        return sum(t.numel() * t.element_size() for t in (self.inputs, *self.slots.values(), *self.states.values()))
 
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens of every row that has more, as if the others had never come."""
@@ -234,6 +267,9 @@ class Cache:
             self._check_crop(row, left[row], back[row])
         if self.keep and any(back):
             self._rewind_inputs(left, back)
+        emptied = [row for row, (kept, n) in enumerate(zip(left, back, strict=True)) if n and not kept]
+        for values in self.states.values():
+            values[emptied] = 0
         for row, (kept, n) in enumerate(zip(left, back, strict=True)):
             known = self.known[row] - n
             self.known[row] = self.keep if kept <= known else max(known, 0)
@@ -243,6 +279,11 @@ class Cache:
     def _check_crop(self, row: int, left: int, back: int) -> None:
         if back == 0 or left == 0:
             return
+        if self.one_way:
+            raise ValueError(
+                f"cannot crop to {left} tokens: what this layer keeps is rewritten with every token and does not go back; "
+                "clone the cache before going on if you need to come back, or crop to 0"
+            )
         oldest = self.seen[row] - (self.end[row] - self.begin[row])  # the first token whose slot is still held
         if self.window is not None and oldest > max(0, left - self.window + 1):
             raise ValueError(
@@ -297,14 +338,17 @@ class Cache:
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of all it holds, one row of each tensor a row of the batch, ready for safetensors or torch.save."""
         counters = {name: on_host(getattr(self, name)) for name in COUNTERS}
-        return {"recent": self.recent.clone(), **counters, **{f"slots.{name}": t.clone() for name, t in self.slots.items()}}
+        slots = {f"slots.{name}": t.clone() for name, t in self.slots.items()}
+        states = {f"states.{name}": t.clone() for name, t in self.states.items()}
+        return {"recent": self.recent.clone(), **counters, **slots, **states}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over a saved state; refused, with nothing changed, if it is not of this kind of cache."""
         own = self.state_dict()
         if set(state) != set(own):
             raise ValueError(f"the state has {sorted(state)}, this cache needs {sorted(own)}")
-        batch, room = state["seen"].shape[0], state[f"slots.{next(iter(self.slots))}"].shape[1:2]
+        batch = state["seen"].shape[0]
+        room = next((tuple(state[f"slots.{name}"].shape[1:2]) for name in self.slots), ())
         for name, t in own.items():
             like = (batch, *room, *t.shape[2:]) if name.startswith("slots.") else (batch, *t.shape[1:])
             if tuple(state[name].shape) != like:
@@ -316,15 +360,18 @@ class Cache:
         """The same kind of cache with other rows."""
         batch = state["seen"].shape[0]
         slots = {name: state[f"slots.{name}"] for name in self.slots}
+        states = {name: state[f"states.{name}"] for name in self.states}
         inputs = self.inputs.new_zeros(batch, *self.inputs.shape[1:])
-        other = type(self)(slots, inputs, window=self.window, taps=self.taps, rewind=self.rewind)
+        window, taps, rewind, one_way = self.window, self.taps, self.rewind, self.one_way
+        other = type(self)(slots, states, inputs, window=window, taps=taps, rewind=rewind, one_way=one_way)
         other.inputs[:, : self.keep] = state["recent"]
         other.__dict__.update({name: state[name].tolist() for name in COUNTERS})
         return other
 
     def _kind(self) -> tuple[Any, ...]:
         shapes = tuple((name, tuple(t.shape[2:]), t.dtype) for name, t in sorted(self.slots.items()))
-        return self.window, self.taps, self.rewind, self.inputs.shape[2], shapes
+        states = tuple((name, tuple(t.shape[1:]), t.dtype) for name, t in sorted(self.states.items()))
+        return self.window, self.taps, self.rewind, self.inputs.shape[2], shapes, states
 
     def __repr__(self) -> str:
         return f"Cache(lengths={self.seen}, window={self.window}, room={self.room}, nbytes={self.nbytes:,})"

@@ -19,6 +19,8 @@ from hypermlp.mixers import MIXERS, Mixer, SoftmaxAttention, build_mixer
 L, WIDTH = 12, 16
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 each_mixer = pytest.mark.parametrize("name", sorted(MIXERS))
+ONE_WAY = sorted(name for name in MIXERS if build_mixer(name, WIDTH, L).new_cache(1).one_way)
+each_mixer_that_goes_back = pytest.mark.parametrize("name", sorted(set(MIXERS) - set(ONE_WAY)))
 each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
 VARIANTS: dict[str, dict[str, object]] = {
@@ -164,7 +166,7 @@ def test_caches_of_different_lengths_stack(name: str) -> None:
     assert_same(mixer(more, cache=Cache.stack([short, long])), expected)
 
 
-@each_mixer
+@each_mixer_that_goes_back
 @given(data=st.data())
 def test_crop_is_as_if_the_rest_had_never_come(name: str, data: st.DataObject) -> None:
     mixer, x, more = registered(name), randn(2, 3 * L, WIDTH), randn(2, 5, WIDTH, seed=1)
@@ -226,6 +228,29 @@ def test_crop_refuses_what_the_convolutions_have_forgotten_and_names_the_cure() 
     mixer(randn(1, 50, WIDTH), cache=roomy)
     roomy.crop(10)
     assert roomy.lengths.tolist() == [10]
+
+
+@pytest.mark.parametrize("name", ONE_WAY)
+def test_what_cannot_go_back_refuses_to_and_changes_nothing(name: str) -> None:
+    mixer, x, more = registered(name), randn(2, 9, WIDTH), randn(2, 4, WIDTH, seed=1)
+    cache = mixer.new_cache(2)
+    mixer(x, cache=cache)
+    expected = mixer(more, cache=cache.clone())
+    with pytest.raises(ValueError, match="cannot crop to 5 tokens: .* does not go back; clone the cache"):
+        cache.crop(5)
+    cache.crop(9)
+    assert_same(mixer(more, cache=cache), expected)
+
+
+@each_mixer
+@pytest.mark.parametrize("length", [1, L, 40 * L])
+def test_state_size_is_what_decoding_keeps(name: str, length: int) -> None:
+    mixer = registered(name)
+    cache = mixer.new_cache(3, max_len=length)
+    assert mixer.state_size(3, length) == cache.nbytes
+    mixer(randn(3, min(length, 2 * L), WIDTH), cache=cache)
+    if length <= L:
+        assert mixer.state_size(3, length) == cache.nbytes, "it must not grow while it is filled"
 
 
 @each_mixer

@@ -9,6 +9,8 @@ A mixer maps x (B T C) to y (B T C). Its laws (tests/mixers/test_laws.py runs th
 - a batch equals its rows;
 - cache: with `cache = mixer.new_cache(batch)` and mixer(x, cache=cache), any split of a sequence into chunks gives what one
   full forward gives; `attention_mask` then covers the new tokens. A cached forward is for inference: it records no gradients.
+
+A mixer that remembers its past token by token keeps slots; one that condenses it keeps a state (mixers/recurrent.py).
 """
 
 from __future__ import annotations
@@ -48,6 +50,10 @@ class Mixer(nn.Module, ABC):
         device: torch.device | str | None = None,
     ) -> Cache: ...
 
+    def state_size(self, batch_size: int, length: int) -> int:
+        """Bytes that decoding keeps for batch_size sequences of `length` tokens."""
+        return self.new_cache(batch_size, max_len=length, device="meta").nbytes
+
 
 class Tokens(NamedTuple):
     """A batch in which every sequence is contiguous and starts at its own first token."""
@@ -57,6 +63,16 @@ class Tokens(NamedTuple):
     spans: Tensor | None = None  # n 5, see ops.types.dense_spans; None: every row is one whole sequence
     order: Tensor | None = None  # B T: where each token of x came from
     packed: bool = False
+
+    @property
+    def begins(self) -> Tensor | None:
+        """Where a packed document begins (1 T); None where every row is one sequence."""
+        return self.position == 0 if self.packed else None
+
+    @property
+    def padding(self) -> Tensor | None:
+        """What is no token at all (B T); None where there is no padding."""
+        return None if self.order is None else self.position < 0
 
     def counts(self) -> list[int]:
         """Real tokens of each row."""

@@ -1,0 +1,114 @@
+"""What the mixers with a recurrent state share: their way through padding, packing and the cache; short convolutions; norms.
+
+Letters: B batch, T time, C width, H heads, K key width, V value width, W taps.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hypermlp.cache import Cache
+from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+from hypermlp.ops import pointwise
+
+
+class Past(NamedTuple):
+    """What came before the tokens at hand; empty at the beginning of a sequence, and always when training."""
+
+    states: dict[str, Tensor]  # name → B …
+    history: Tensor | None  # B W−1 …: the last things that the convolutions took
+
+    def get(self, name: str) -> Tensor | None:
+        return self.states.get(name)
+
+
+class Step(NamedTuple):
+    """What a recurrent mixer makes of some tokens."""
+
+    y: Tensor  # B T C
+    states: dict[str, Tensor]  # after the last token of each row
+    conv_inputs: Tensor | None = None  # B T …: what its convolutions took, if it has any
+
+
+class RecurrentMixer(Mixer):
+    """A mixer whose memory is a state of fixed size. Subclasses name the state's shape and take steps."""
+
+    taps: int = 1  # how far its convolutions (or token shifts) look, the token itself included
+    conv_width: int = 0  # over how many channels
+
+    @abstractmethod
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """name → shape for one row of the batch."""
+
+    @abstractmethod
+    def step(self, tokens: Tokens, past: Past) -> Step:
+        """Go on from `past`. tokens.begins and tokens.padding say where documents begin and what is no token."""
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        check_input(x, self.width, next(self.parameters()), attention_mask, cu_seqlens, cache)
+        if cache is None:
+            tokens = gather_tokens(x, attention_mask, cu_seqlens)
+            return tokens.restore(self.step(tokens, Past({}, None)).y)
+        cache.check(x, {}, taps=self.taps, states=self.state_shapes())
+        with torch.no_grad():
+            tokens = gather_tokens(x, attention_mask, None, cache)
+            made = self.step(tokens, Past(cache.states, cache.history() if self.taps > 1 else None))
+            kept = tokens.x if made.conv_inputs is None else made.conv_inputs
+            cache.advance(made.states, kept, tokens.counts())
+            return tokens.restore(made.y)
+
+    def new_cache(
+        self,
+        batch_size: int,
+        max_len: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Cache:
+        """Empty memory for batch_size sequences; its size does not depend on max_len."""
+        like = next(self.parameters())
+        return Cache.new(
+            batch_size,
+            {},
+            width=self.conv_width,
+            taps=self.taps,
+            states=self.state_shapes(),
+            max_len=max_len,
+            dtype=dtype or like.dtype,
+            device=torch.device(device or like.device),
+        )
+
+
+class ShortConv(nn.Module):
+    """Depthwise causal convolution along time followed by SiLU; weight (C W), newest tap last."""
+
+    def __init__(self, width: int, taps: int = 4, *, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, taps))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        nn.init.uniform_(self.weight, -(taps**-0.5), taps**-0.5)  # as torch's Conv1d begins
+
+    def forward(self, x: Tensor, tokens: Tokens, history: Tensor | None) -> Tensor:
+        y = pointwise.plain_conv(x, self.weight, tokens.position if tokens.packed else None, history)
+        return F.silu(y if self.bias is None else y + self.bias)
+
+
+def heads(x: Tensor, n_head: int) -> Tensor:
+    """B T H*K → B T H K."""
+    return x.unflatten(-1, (n_head, -1))
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / ‖x‖ along the last dimension, safe at zero."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
