@@ -10,8 +10,7 @@ from functools import partial
 import torch
 
 from hypermlp.data.copying import selective_copying
-from hypermlp.mixers import build_mixer
-from hypermlp.models.lm import LanguageModel, count_parameters, match_inner_width
+from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, match_inner_width
 from hypermlp.train.loop import Trainer, accuracy
 
 WIDTH, DEPTH, LENGTH, N_CONTENT, VOCABULARY = 64, 2, 64, 16, 16
@@ -34,7 +33,9 @@ def contestants(seed: int) -> dict[str, LanguageModel]:
 
     def build(name: str, inner: int) -> LanguageModel:
         torch.manual_seed(seed)
-        return LanguageModel(VOCABULARY, WIDTH, DEPTH, inner, lambda: build_mixer(name, WIDTH, LENGTH))
+        return LanguageModel(
+            ModelConfig(vocabulary=VOCABULARY, width=WIDTH, depth=DEPTH, length=LENGTH, mixer=name, inner=inner, tied=False)
+        )
 
     models = {"hyperglu": build("hyperglu", 2 * WIDTH)}
     target = count_parameters(models["hyperglu"])

@@ -1,18 +1,81 @@
-"""A pre-norm decoder around any mixer: embedding, blocks of mixer and SwiGLU, head.
+"""A pre-norm decoder around any mixer: embedding, blocks of mixer and feed-forward, head.
 
 Letters: B batch, T time, C width, F inner width of the feed-forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from hypermlp.mixers.base import Mixer
+from hypermlp.cache import Cache
+from hypermlp.config import choose_from
+from hypermlp.mixers import build_mixer
+from hypermlp.mixers.base import Mixer, check_cu_seqlens, check_mask
 
 INIT_STD = 0.02
+Style = Literal["llama", "gpt2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What a language model is made of; plain data, to and from JSON.
+
+    >>> ModelConfig(vocabulary=257, width=64, depth=2, length=128).inner
+    176
+    """
+
+    vocabulary: int
+    width: int
+    depth: int
+    length: int  # longest context: lags of HyperGLU, rows of learned position embeddings
+    mixer: str | tuple[str, ...] = "hyperglu"  # a name or a label; several take turns down the layers (a hybrid)
+    size: int | None = None  # of the mixers, see the registry; None: as published
+    inner: int | None = None  # of the feed-forward; None: 8/3 of the width ("llama") or 4 times ("gpt2")
+    style: Style = "llama"  # RMSNorm and SwiGLU, or LayerNorm, GELU and learned position embeddings
+    tied: bool = True  # the head is the embedding
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "width", "depth", "length"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} ({value!r}) must be a whole number of at least 1")
+        choose_from("style", self.style, get_args(Style))
+        if not self.mixers:
+            raise ValueError("mixer must be a name or label, or several of them")
+        if self.inner is None:
+            inner = 4 * self.width if self.style == "gpt2" else -(-8 * self.width // 3 // 16) * 16
+            object.__setattr__(self, "inner", inner)
+        if not isinstance(self.mixer, str):
+            object.__setattr__(self, "mixer", tuple(self.mixer))
+
+    @property
+    def mixers(self) -> tuple[str, ...]:
+        """The mixer of every layer."""
+        names = (self.mixer,) if isinstance(self.mixer, str) else tuple(self.mixer)
+        return tuple(names[i % len(names)] for i in range(self.depth)) if names else ()
+
+    def replace(self, **changes: Any) -> ModelConfig:
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        """The inverse of to_dict; an unknown field is an error that lists the known ones."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ValueError(f"unknown model fields {unknown}; known are {sorted(known)}")
+        return cls(**values)
 
 
 class SwiGLU(nn.Module):
@@ -27,41 +90,179 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+class GELU(nn.Module):
+    """gelu(x W_up) W_down, as in GPT-2."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + feed-forward(norm(x))."""
 
-    def __init__(self, mixer: Mixer, inner: int) -> None:
+    def __init__(self, mixer: Mixer, inner: int, style: Style = "llama") -> None:
         super().__init__()
-        self.norm_mixer, self.norm_ffn = nn.RMSNorm(mixer.width), nn.RMSNorm(mixer.width)
-        self.mixer, self.ffn = mixer, SwiGLU(mixer.width, inner)
+        norm, ffn = (nn.RMSNorm, SwiGLU) if style == "llama" else (nn.LayerNorm, GELU)
+        self.norm_mixer, self.norm_ffn = norm(mixer.width), norm(mixer.width)
+        self.mixer, self.ffn = mixer, ffn(mixer.width, inner)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.mixer(self.norm_mixer(x))
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        x = x + self.mixer(self.norm_mixer(x), **options)
         return x + self.ffn(self.norm_ffn(x))
 
 
 class LanguageModel(nn.Module):
-    """Tokens (B T) to logits (B T vocabulary)."""
+    """Tokens (B T) to logits (B T vocabulary).
 
-    def __init__(self, vocabulary: int, width: int, depth: int, inner: int, make_mixer: Callable[[], Mixer]) -> None:
+    >>> model = LanguageModel(ModelConfig(vocabulary=257, width=32, depth=2, length=64, mixer=("hyperglu", "softmax")))
+    >>> model(torch.zeros(1, 10, dtype=torch.long)).shape
+    torch.Size([1, 10, 257])
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-        self.blocks = nn.ModuleList()
-        for _ in range(depth):
-            block = Block(make_mixer(), inner)
-            for linear in (block.ffn.gate, block.ffn.up, block.ffn.down):
-                nn.init.normal_(linear.weight, 0, INIT_STD)
-            self.blocks.append(block)
-        self.norm = nn.RMSNorm(width)
-        nn.init.normal_(self.embedding.weight, 0, INIT_STD)
-        nn.init.normal_(self.head.weight, 0, INIT_STD)
+        assert config.inner is not None
+        self.config = config
+        self.checkpointing = False  # recompute each block in the backward pass instead of keeping its insides
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.positions = nn.Embedding(config.length, config.width) if config.style == "gpt2" else None
+        self.blocks = nn.ModuleList(
+            Block(build_mixer(name, config.width, config.length, config.size), config.inner, config.style)
+            for name in config.mixers
+        )
+        self.norm = (nn.RMSNorm if config.style == "llama" else nn.LayerNorm)(config.width)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        self.reset_parameters()
+        if config.tied:
+            self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
+    def reset_parameters(self) -> None:
+        """Weights around the mixers from N(0, 0.02²), biases zero; mixers have initialised themselves."""
+        around: list[nn.Module] = [self.embedding, self.head, *([] if self.positions is None else [self.positions])]
         for block in self.blocks:
-            x = block(x)
+            assert isinstance(block, Block)
+            around += [module for module in block.ffn.modules() if isinstance(module, nn.Linear)]
+        for module in around:
+            assert isinstance(module, (nn.Linear, nn.Embedding))
+            nn.init.normal_(module.weight, 0, INIT_STD)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cache: ModelCache | None = None,
+    ) -> Tensor:
+        """The options are those of every mixer (mixers/base.py)."""
+        if tokens.dim() != 2 or tokens.is_floating_point():
+            raise ValueError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}; they must be whole numbers (batch, time)")
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions(self._places(tokens, attention_mask, cu_seqlens, cache))
+        options: dict[str, Any] = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens}
+        for i, block in enumerate(self.blocks):
+            if cache is not None:
+                x = block(x, cache=cache.layers[i], **options)
+            elif self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, use_reentrant=False, **options)
+            else:
+                x = block(x, **options)
         return self.head(self.norm(x))
+
+    def _places(
+        self, tokens: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None, cache: ModelCache | None
+    ) -> Tensor:
+        """Place of each token in its own sequence (B T), for learned position embeddings."""
+        place = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        if attention_mask is not None:
+            check_mask(tokens, attention_mask)
+            place = ((attention_mask != 0).cumsum(1) - 1).clamp(min=0)
+        if cu_seqlens is not None:
+            check_cu_seqlens(tokens, cu_seqlens)
+            begin = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff(), output_size=tokens.shape[1])
+            place = place - begin
+        if cache is not None:
+            place = place + cache.lengths.to(tokens.device)[:, None]
+        if not torch.compiler.is_compiling() and place.numel() and int(place.max()) >= self.config.length:
+            raise ValueError(
+                f"position {int(place.max())} is beyond the {self.config.length} learned position embeddings; "
+                'cut the input, or use style="llama", which has none'
+            )
+        return place
+
+    def new_cache(
+        self,
+        batch_size: int,
+        max_len: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> ModelCache:
+        """Empty memory of all layers for batch_size sequences."""
+        mixers = (block.get_submodule("mixer") for block in self.blocks)
+        return ModelCache([m.new_cache(batch_size, max_len, dtype, device) for m in mixers if isinstance(m, Mixer)])
+
+
+class ModelCache:
+    """The caches of all layers, handled as one."""
+
+    def __init__(self, layers: Sequence[Cache]) -> None:
+        self.layers = list(layers)
+
+    @property
+    def batch_size(self) -> int:
+        return self.layers[0].batch_size
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens that each row has seen (B), on the host."""
+        return self.layers[0].lengths
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def one_way(self) -> bool:
+        """Whether some layer cannot crop."""
+        return any(layer.one_way for layer in self.layers)
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` tokens of every row; refused, with nothing changed, if a layer cannot go back."""
+        cropped = [layer.clone() for layer in self.layers]
+        for layer in cropped:
+            layer.crop(length)
+        self.layers = cropped
+
+    def reorder(self, index: Tensor | Sequence[int]) -> None:
+        self.layers = [layer.select(index) for layer in self.layers]
+
+    def select(self, rows: Tensor | Sequence[int]) -> ModelCache:
+        return ModelCache([layer.select(rows) for layer in self.layers])
+
+    def clone(self) -> ModelCache:
+        return ModelCache([layer.clone() for layer in self.layers])
+
+    @staticmethod
+    def stack(caches: Sequence[ModelCache]) -> ModelCache:
+        return ModelCache([Cache.stack(layers) for layers in zip(*(c.layers for c in caches), strict=True)])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {f"{i}.{name}": t for i, layer in enumerate(self.layers) for name, t in layer.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over a saved state; refused, with nothing changed, if it is not of this kind of model."""
+        loaded = [layer.clone() for layer in self.layers]
+        for i, layer in enumerate(loaded):
+            start = f"{i}."
+            layer.load_state_dict({name.removeprefix(start): t for name, t in state.items() if name.startswith(start)})
+        self.layers = loaded
 
 
 def count_parameters(module: nn.Module) -> int:
