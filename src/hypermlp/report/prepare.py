@@ -1,0 +1,52 @@
+"""What `hypermlp data prepare` shows: progress while it tokenises, counts afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from hypermlp.data import shards
+from hypermlp.data.corpus import SPLITS, Corpus
+from hypermlp.data.text import find_source
+from hypermlp.data.tokenizers import find_tokenizer
+from hypermlp.provenance import provenance
+
+
+def show(
+    console: Console, source: str, out: Path, *, tokenizer: str, end: str | None, field: str, validation: float, workers: int
+) -> Corpus:
+    """Prepare a corpus on this console; leaves shards and index.json in `out`."""
+    found = find_source(source, field=field, validation=validation)
+    if tokenizer.startswith("bpe:"):
+        console.print(f"training the tokenizer {tokenizer}")
+    chosen = find_tokenizer(tokenizer, found, end)
+    console.print(
+        f"{found.name}: {found.size / 1e6:.1f} MB, tokenizer {chosen.name} of {chosen.vocabulary:,} tokens, "
+        f"{workers} worker{'s' if workers > 1 else ''}"
+    )
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        shown = bar.add_task("tokenising", total=found.size)
+
+        def tell(progress: shards.Progress) -> None:
+            counts = f"{progress.documents:,} documents, {progress.tokens:,} tokens"
+            bar.update(shown, completed=progress.read, description=counts)
+            if not console.is_terminal:
+                console.print(f"{progress.read / max(progress.total, 1):.0%}   {counts}")
+
+        corpus = shards.prepare(found, out, chosen, workers=workers, progress=tell, provenance=provenance())
+    for name in SPLITS:
+        tokens = corpus.split(name)
+        console.print(f"  {name:<10} {len(tokens.ends):>12,} documents {len(tokens):>14,} tokens")
+        if not len(tokens):
+            console.print(f"  (nothing to {'train on' if name == 'train' else 'validate with'}; choose another --validation)")
+    console.print(f"Corpus: {out}")
+    return corpus
