@@ -154,7 +154,7 @@ class HyperGLU(Mixer):
         chunk = self.config.chunk_T if chunk_T is None else chunk_T
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk_T ({chunk}) must be a whole number of at least 1, or None")
-        impl = ops.resolve(impl or self.config.impl_default, x, self.spec)
+        impl = ops.resolve(impl or self.config.impl_default, x, self.spec.aligner)
         if cache is None:
             return self._forward(gather_tokens(x, attention_mask, cu_seqlens), None, impl, chunk)
         cache.check(x, self._slot_shapes(), self.config.block_size, self._taps())

@@ -13,8 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.cache import Cache
+from hypermlp.config import divisible
 from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+from hypermlp.mixers.hyper import INIT_STD
 from hypermlp.ops import pointwise
+
+NORM_EPS = 1e-5
 
 
 class Past(NamedTuple):
@@ -104,6 +108,17 @@ class ShortConv(nn.Module):
         return F.silu(y if self.bias is None else y + self.bias)
 
 
+class RMSNorm(nn.Module):
+    """x / rms(x) ⊙ weight along the last dimension. (nn.RMSNorm warns where autocast brings x in another type.)"""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, eps=NORM_EPS) * self.weight
+
+
 def heads(x: Tensor, n_head: int) -> Tensor:
     """B T H*K → B T H K."""
     return x.unflatten(-1, (n_head, -1))
@@ -112,3 +127,20 @@ def heads(x: Tensor, n_head: int) -> Tensor:
 def unit(x: Tensor) -> Tensor:
     """x / ‖x‖ along the last dimension, safe at zero."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def value_heads(value_width: int, n_head: int) -> int:
+    """The value width of one head."""
+    if value_width < 1:
+        raise ValueError(f"value_width ({value_width}) must be a whole number of at least 1")
+    divisible("value_width", value_width, n_head, f"n_head ({n_head})")
+    return value_width // n_head
+
+
+def init_linears(mixer: nn.Module) -> None:
+    """Weights of all linear layers from N(0, 0.02²), biases zero."""
+    for module in mixer.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, 0, INIT_STD)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

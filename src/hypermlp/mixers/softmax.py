@@ -1,6 +1,6 @@
-"""Softmax attention on torch's fused kernel: the rival that every claim is measured against.
+"""Softmax attention on torch's fused kernel, with every option of Table 1: the rival that every claim is measured against.
 
-Letters: B batch, T time, C width, H heads, V width of a head.
+Letters: B batch, T time, S slots, C width, H heads, K and V widths of a head.
 """
 
 from __future__ import annotations
@@ -9,25 +9,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hypermlp import ops
 from hypermlp.cache import Cache
 from hypermlp.config import divisible
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens, visible_slots
+from hypermlp.mixers.hyper import INIT_STD, CausalConv
 from hypermlp.mixers.projections import join_linears
+from hypermlp.ops import pointwise
 
-INIT_STD = 0.02
+TAPS = 4  # of the convolutions, appendix L
 
 
 class SoftmaxAttention(Mixer):
-    """Causal multi-head attention with rotary embedding: 4 C² parameters."""
+    """Causal multi-head attention with rotary embedding, 4 C² parameters; its options mean what they mean in HyperGLU.
 
-    def __init__(self, width: int, n_head: int, *, use_rope: bool = True, rope_base: float = 10000.0) -> None:
+    qk_rank and vo_rank are widths over all heads (None: the layer's width).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        n_head: int = 2,
+        *,
+        qk_rank: int | None = None,
+        vo_rank: int | None = None,
+        use_rope: bool = True,
+        rope_base: float = 10000.0,
+        use_kv_conv: bool = False,
+        use_qk_gate: bool = False,
+        use_vo_gate: bool = False,
+    ) -> None:
         super().__init__()
-        divisible("width", width, 2 * n_head if use_rope else n_head, f"{'2 * ' if use_rope else ''}n_head ({n_head})")
-        self.width, self.n_head, self.use_rope, self.rope_base = width, n_head, use_rope, rope_base
-        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
-        for module in (self.q, self.k, self.v, self.o):
-            nn.init.normal_(module.weight, 0, INIT_STD)
+        qk_rank = width if qk_rank is None else qk_rank
+        vo_rank = width if vo_rank is None else vo_rank
+        for name, rank in (("qk_rank", qk_rank), ("vo_rank", vo_rank)):
+            if rank < 1:
+                raise ValueError(f"{name} ({rank}) must be a whole number of at least 1")
+        divisible("qk_rank", qk_rank, 2 * n_head if use_rope else n_head, f"{'2 * ' if use_rope else ''}n_head ({n_head})")
+        divisible("vo_rank", vo_rank, n_head, f"n_head ({n_head})")
+        self.width, self.n_head, self.qk_rank, self.vo_rank = width, n_head, qk_rank, vo_rank
+        self.use_rope, self.rope_base = use_rope, rope_base
+        self.q, self.k = nn.Linear(width, qk_rank, bias=False), nn.Linear(width, qk_rank, bias=False)
+        self.v, self.o = nn.Linear(width, vo_rank, bias=False), nn.Linear(vo_rank, width, bias=False)
+        self.conv_k = CausalConv(width, TAPS) if use_kv_conv else None
+        self.conv_v = CausalConv(width, TAPS) if use_kv_conv else None
+        self.gate_qk = nn.Linear(width, qk_rank) if use_qk_gate else None
+        self.gate_vo = nn.Linear(width, vo_rank) if use_vo_gate else None
+        for name, p in self.named_parameters():
+            nn.init.normal_(p, 0, 0 if name.endswith("bias") else INIT_STD)
 
     def forward(
         self,
@@ -40,31 +70,53 @@ class SoftmaxAttention(Mixer):
         check_input(x, self.width, next(self.parameters()), attention_mask, cu_seqlens, cache)
         if cache is None:
             return self._forward(gather_tokens(x, attention_mask, cu_seqlens), None)
-        cache.check(x, self._slot_shapes(), window=None, taps=1)
+        cache.check(x, self._slot_shapes(), window=None, taps=self._taps())
         with torch.no_grad():
             return self._forward(gather_tokens(x, attention_mask, None, cache), cache)
 
     def _forward(self, tokens: Tokens, cache: Cache | None) -> Tensor:
-        modules = (self.q, self.k, self.v)
-        joined = join_linears(tokens.x, modules)
-        made = [m(tokens.x) for m in modules] if joined is None else joined.split(self.width, dim=-1)
-        q, k, v = (part.unflatten(-1, (self.n_head, -1)) for part in made)  # B T H V
+        impl = self._pointwise_impl(tokens.x)
+        made = self._project(tokens, None if cache is None else cache.history(), impl)
+        q, k, v = (made[name].unflatten(-1, (self.n_head, -1)) for name in "qkv")  # B T H K, B T H K, B T H V
         if self.use_rope:
             angle = rotary.angles(tokens.position, q.shape[-1], self.rope_base).repeat_interleave(2, dim=-1)
             q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
-        visible, spans = None, None
+        if "gate_qk" in made:
+            q = pointwise.gate(q.flatten(2), made["gate_qk"], impl=impl).unflatten(-1, (self.n_head, -1))
         if cache is not None:
             slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts())
-            k, v = slots["k"].to(q.dtype), slots["v"].to(q.dtype)
+            o = attend(q, slots["k"].to(q.dtype), slots["v"].to(q.dtype), spans)
         elif tokens.packed:
-            spans = tokens.spans
-        T, S = q.shape[1], k.shape[1]
-        if spans is not None or 1 < T < S:
-            visible = visible_slots(q, S, spans)[:, None]
-        o = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=visible, is_causal=visible is None and T == S
-        )  # B H T V
-        return tokens.restore(self.o(o.transpose(1, 2).flatten(2)))
+            assert tokens.spans is not None
+            o = attend_packed(q, k, v, tokens.spans)
+        else:
+            o = attend(q, k, v)
+        o = o.flatten(2)
+        if "gate_vo" in made:
+            o = pointwise.gate(o, made["gate_vo"], impl=impl)
+        return tokens.restore(self.o(o))
+
+    def _pointwise_impl(self, x: Tensor) -> str:
+        """What computes convolutions and gates, chosen as in HyperGLU; a layer with neither needs no kernel."""
+        if self.conv_k is None and self.gate_qk is None and self.gate_vo is None:
+            return "dense"
+        return ops.resolve("auto", x)
+
+    def _project(self, tokens: Tokens, history: Tensor | None, impl: str) -> dict[str, Tensor]:
+        """q, k, v and the gates before their activation (B T …); all that is made from x itself in one product."""
+        x = tokens.x
+        parts = {"q": self.q, "gate_qk": self.gate_qk, "gate_vo": self.gate_vo}
+        if self.conv_k is None:
+            parts |= {"k": self.k, "v": self.v}
+        used = {name: module for name, module in parts.items() if module is not None}
+        joined = join_linears(x, list(used.values()))
+        outputs = [m(x) for m in used.values()] if joined is None else joined.split([m.out_features for m in used.values()], -1)
+        made = dict(zip(used, outputs, strict=True))
+        if self.conv_k is not None and self.conv_v is not None:
+            position = tokens.position if tokens.packed else None  # all other sequences begin at 0, or in the history
+            x_k, x_v = pointwise.convs(x, self.conv_k.weight, self.conv_v.weight, position, history, impl=impl)
+            made |= {"k": self.k(x_k), "v": self.v(x_v)}
+        return made
 
     def new_cache(
         self,
@@ -72,19 +124,52 @@ class SoftmaxAttention(Mixer):
         max_len: int | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        rewind: int = 32,
     ) -> Cache:
+        """Empty memory for batch_size sequences, with room for max_len tokens at once (None: it grows as they come).
+
+        rewind: how many tokens cache.crop can always go back where there are convolutions, whose inputs are kept for that.
+        """
         return Cache.new(
             batch_size,
             self._slot_shapes(),
             width=self.width,
             window=None,
-            taps=1,
-            rewind=0,
+            taps=self._taps(),
+            rewind=rewind,
             max_len=max_len,
             dtype=dtype or next(self.parameters()).dtype,
             device=torch.device(device or next(self.parameters()).device),
         )
 
+    def _taps(self) -> int:
+        return 1 if self.conv_k is None else TAPS
+
     def _slot_shapes(self) -> dict[str, tuple[int, ...]]:
-        head = (self.n_head, self.width // self.n_head)
-        return {"k": head, "v": head}
+        return {"k": (self.n_head, self.qk_rank // self.n_head), "v": (self.n_head, self.vo_rank // self.n_head)}
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, spans: Tensor | None = None) -> Tensor:
+    """softmax(q kᵀ / √K) v over the slots up to each row's own: q (B T H K), k (B S H K), v (B S H V) to o (B T H V)."""
+    T, S, K, V = q.shape[1], k.shape[1], k.shape[-1], v.shape[-1]
+    visible = visible_slots(q, S, spans)[:, None] if spans is not None or 1 < T < S else None
+    # The fused kernels take one width alone. Zeros change nothing, and without the kernel there would be a T × S matrix.
+    q, k, v = (F.pad(t, (0, max(K, V) - t.shape[-1])) if K != V else t for t in (q, k, v))
+    o = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=visible,
+        is_causal=visible is None and T == S,
+        scale=K**-0.5,
+    )  # B H T V
+    return o[..., :V].transpose(1, 2)
+
+
+def attend_packed(q: Tensor, k: Tensor, v: Tensor, spans: Tensor) -> Tensor:
+    """attend within each document of `spans`, one after another: no T × T mask, and no work between documents."""
+    if torch.compiler.is_compiling() or not len(spans):  # the lengths are not known while a graph is traced
+        return attend(q, k, v, spans)
+    sizes = (spans[:, 2] - spans[:, 1]).tolist()
+    documents = zip(*(t.split(sizes, dim=1) for t in (q, k, v)), strict=True)
+    return torch.cat([attend(*document) for document in documents], dim=1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hypermlp import notice
-from hypermlp.config import Impl, choose_from
+from hypermlp.config import Aligner, Impl, choose_from
 from hypermlp.ops import native, reference, strips
 from hypermlp.ops.build import library
 from hypermlp.ops.types import Mixing, Spec, dense_spans
@@ -64,9 +64,9 @@ def _resolve(impl: str, device: str, dtype: str, aligner: str) -> str:
 _resolve._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def resolve(impl: str, x: Tensor, spec: Spec) -> str:
+def resolve(impl: str, x: Tensor, aligner: Aligner = "offset") -> str:
     """The implementation for inputs like x: "dense", "chunked" or "native"; an automatic choice is told once."""
-    return _resolve(impl, x.device.type, str(x.dtype).removeprefix("torch."), spec.aligner)
+    return _resolve(impl, x.device.type, str(x.dtype).removeprefix("torch."), aligner)
 
 
 def mix(
@@ -84,7 +84,7 @@ def mix(
     """Readout o (B T H V) of queries q (B T G K) over keys k (B S G K) and values v (B S H V); see reference.mix."""
     if spec.aligner == "identity":
         check_fits(k.shape[1], spec.block_size, spans)
-    impl = resolve(impl, q, spec)
+    impl = resolve(impl, q, spec.aligner)
     if impl == "dense":
         return reference.mix(q, k, v, routing, reading, spec, spans)
     compute = native.mix if impl == "native" else strips.mix

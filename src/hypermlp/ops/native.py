@@ -20,6 +20,7 @@ from hypermlp.ops.types import Spec, dense_spans
 
 I64, POINTER = ctypes.c_int64, ctypes.c_void_p
 
+SCAN_ROWS, SCAN_GROUP = 16, 128  # tokens whose states are made again at once, channels whose gradients are summed at once
 
 FAILURES = {1: "out of memory", 2: "arguments do not agree"}
 
@@ -114,7 +115,18 @@ class StepArguments(ctypes.Structure):
     )
 
 
-MIRRORED = (Arguments, ConvArguments, GateArguments, LinearArguments, LinearEntry, StepArguments)
+class ScanArguments(ctypes.Structure):
+    """hm_scan_args of kernel.cpp."""
+
+    _fields_ = (
+        *((name, I64) for name in ("B", "T", "E", "N", "rows", "group", "nthreads")),
+        ("parallel", POINTER),
+        *((name, POINTER) for name in ("x", "delta", "A", "in_", "out", "begins", "state", "y", "last", "marks")),
+        *((name, POINTER) for name in ("dy", "dlast", "dx", "ddelta", "dA", "dstate", "din", "dout")),
+    )
+
+
+MIRRORED = (Arguments, ConvArguments, GateArguments, LinearArguments, LinearEntry, StepArguments, ScanArguments)
 
 
 @functools.cache
@@ -336,3 +348,52 @@ def step(x: Tensor, k: Tensor, v: Tensor, spans: Tensor, history: Tensor, p: Ste
 def rows(x: Tensor) -> Tensor:
     """x (B T C) as float32 rows (N C) a constant distance apart, with no copy where it can be."""
     return single(x).reshape(-1, x.shape[2])
+
+
+class ScanInputs(NamedTuple):
+    """What the selective scan takes, contiguous float32."""
+
+    x: Tensor  # B T E
+    delta: Tensor  # B T E
+    A: Tensor  # N E
+    B: Tensor  # B T N
+    C: Tensor  # B T N
+    state: Tensor  # B N E
+    begins: Tensor | None  # B T
+
+    def arguments(self) -> ScanArguments:
+        a = ScanArguments(*self.x.shape, self.A.shape[0], SCAN_ROWS, SCAN_GROUP, torch.get_num_threads(), thread_pool())
+        a.x, a.delta, a.A, a.in_, a.out, a.state, a.begins = (pointer(t) for t in self)
+        return a
+
+
+def scan_inputs(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, begins: Tensor | None) -> ScanInputs:
+    begins = None if begins is None else begins.expand(x.shape[:2]).to(torch.uint8).contiguous()
+    x, delta, A, B, C, state = (t.contiguous() for t in (x, delta, A, B, C, state))
+    return ScanInputs(x, delta, A, B, C, state, begins)
+
+
+def scan_forward(inputs: ScanInputs, *, marks: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """y (B T E), the last state (B N E) and, for backward, the states before each block (B blocks N E)."""
+    x, state = inputs.x, inputs.state
+    y, last = x.new_empty(x.shape), state.new_empty(state.shape)
+    blocks = -(-x.shape[1] // SCAN_ROWS) if marks else 0
+    kept = state.new_empty(state.shape[0], blocks, *state.shape[1:])
+    a = inputs.arguments()
+    a.y, a.last, a.marks = y.data_ptr(), last.data_ptr(), kept.data_ptr() if marks else None
+    call("hm_scan_forward", a)
+    return y, last, kept
+
+
+def scan_backward(d_y: Tensor, d_last: Tensor, inputs: ScanInputs, marks: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of x, delta, A, B, C and state."""
+    x, delta, _, B, C, state, _ = inputs
+    d_y, d_last = d_y.contiguous(), d_last.contiguous()
+    groups = -(-x.shape[2] // SCAN_GROUP)
+    d_x, d_delta, d_A, d_state = (torch.empty_like(t) for t in (x, delta, state, state))
+    d_B, d_C = B.new_empty(groups, *B.shape), C.new_empty(groups, *C.shape)
+    a = inputs.arguments()
+    a.marks, a.dy, a.dlast = marks.data_ptr(), d_y.data_ptr(), d_last.data_ptr()
+    a.dx, a.ddelta, a.dA, a.dstate, a.din, a.dout = (t.data_ptr() for t in (d_x, d_delta, d_A, d_state, d_B, d_C))
+    call("hm_scan_backward", a)
+    return d_x, d_delta, d_A.sum(0), d_B.sum(0), d_C.sum(0), d_state

@@ -1,0 +1,54 @@
+"""DeltaNet (Yang et al. 2024): a fast-weight memory that corrects what it holds under a key instead of adding to it.
+
+    S_t = S_{t−1} + β_t k_t (v_t − S_{t−1}ᵀ k_t)ᵀ        o_t = S_tᵀ q_t / √K
+
+Letters: B batch, T time, C width, H heads, K key width, V value width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hypermlp.config import divisible
+from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.recurrent import NORM_EPS, Past, RecurrentMixer, ShortConv, Step, heads, init_linears, unit, value_heads
+from hypermlp.ops.recurrence import Steps, recurrence
+
+TAPS = 4  # of the convolution
+
+
+class DeltaNet(RecurrentMixer):
+    """q, k and v through a short convolution, q and k of unit length, the state's readout normalised in each head.
+
+    value_width: of all heads together (None: the layer's width, and so 4 C² parameters).
+    """
+
+    taps = TAPS
+
+    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
+        super().__init__()
+        value_width = width if value_width is None else value_width
+        divisible("width", width, n_head, f"n_head ({n_head})")
+        self.value_head = value_heads(value_width, n_head)
+        self.width, self.n_head, self.value_width = width, n_head, value_width
+        self.conv_width = 2 * width + value_width
+        self.qkv = nn.Linear(width, self.conv_width, bias=False)
+        self.beta = nn.Linear(width, n_head, bias=False)
+        self.conv = ShortConv(self.conv_width, TAPS)
+        self.norm = nn.RMSNorm(self.value_head, eps=NORM_EPS)
+        self.o = nn.Linear(value_width, width, bias=False)
+        init_linears(self)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_head, self.width // self.n_head, self.value_head)}
+
+    def step(self, tokens: Tokens, past: Past) -> Step:
+        inputs = self.qkv(tokens.x)
+        mixed = self.conv(inputs, tokens, past.history)
+        q, k, v = (heads(t, self.n_head) for t in mixed.split([self.width, self.width, self.value_width], -1))
+        q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
+        beta = torch.sigmoid(self.beta(tokens.x))[..., None]  # B T H 1
+        steps = Steps(q, beta * k, v, a=-k)
+        o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
+        return Step(self.o(self.norm(o).flatten(2)), {"S": S}, inputs)

@@ -1,0 +1,109 @@
+"""Differential attention (Ye et al., 2025): the difference of two softmax maps, so that what both see in common cancels.
+
+Letters: B batch, T time, S slots, C width, H heads, K width of one map's keys, V value width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hypermlp.cache import Cache
+from hypermlp.config import divisible
+from hypermlp.mixers import rotary
+from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+from hypermlp.mixers.recurrent import NORM_EPS, heads, init_linears, value_heads
+from hypermlp.mixers.softmax import attend, attend_packed
+
+ROPE_BASE = 10000.0
+LAMBDA_STD = 0.1
+
+
+class DifferentialAttention(Mixer):
+    """o = (softmax(q₁ k₁ᵀ / √K) − λ softmax(q₂ k₂ᵀ / √K)) v in every head, with rotary embedding; 4 C² parameters.
+
+    λ = exp(λq₁ · λk₁) − exp(λq₂ · λk₂) + λ_init is one number for all heads, and λ_init grows with the layer's place in the
+    model (`layer`, from 1). Each head is normalised by itself and scaled by 1 − λ_init, whatever λ has become. value_width is
+    the width of the values over all heads (None: the layer's width, twice that of one map's keys).
+    """
+
+    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, layer: int = 1) -> None:
+        super().__init__()
+        value_width = width if value_width is None else value_width
+        if layer < 1:
+            raise ValueError(f"layer ({layer}) must be at least 1: layers are counted from 1")
+        divisible("width", width, 4 * n_head, f"4 * n_head ({n_head}), for two maps of rotating pairs in every head")
+        self.width, self.n_head = width, n_head
+        self.key_width, self.value_width = width // (2 * n_head), value_heads(value_width, n_head)  # K, V
+        self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * (layer - 1))
+        self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.v, self.o = nn.Linear(width, value_width, bias=False), nn.Linear(value_width, width, bias=False)
+        self.lambda_q = nn.Parameter(torch.empty(2, self.key_width))
+        self.lambda_k = nn.Parameter(torch.empty(2, self.key_width))
+        self.norm = nn.Parameter(torch.ones(self.value_width))
+        init_linears(self)
+        for vector in (self.lambda_q, self.lambda_k):
+            nn.init.normal_(vector, 0, LAMBDA_STD)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        check_input(x, self.width, self.norm, attention_mask, cu_seqlens, cache)
+        if cache is None:
+            return self._forward(gather_tokens(x, attention_mask, cu_seqlens), None)
+        cache.check(x, self._slot_shapes())
+        with torch.no_grad():
+            return self._forward(gather_tokens(x, attention_mask, None, cache), cache)
+
+    def _forward(self, tokens: Tokens, cache: Cache | None) -> Tensor:
+        x, H = tokens.x, self.n_head
+        q, k, v = heads(self.q(x), 2 * H), heads(self.k(x), 2 * H), heads(self.v(x), H)
+        angle = rotary.angles(tokens.position, self.key_width, ROPE_BASE).repeat_interleave(2, dim=-1)
+        q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
+        spans = tokens.spans if tokens.packed else None
+        if cache is not None:
+            slots, spans = cache.append({"k": k, "v": v}, x, tokens.counts())
+            k, v = slots["k"].to(q.dtype), slots["v"].to(q.dtype)
+        maps = zip(q.chunk(2, dim=2), k.chunk(2, dim=2), strict=True)  # the first map of every head, then the second
+        if tokens.packed:
+            assert spans is not None
+            first, second = (attend_packed(q, k, v, spans) for q, k in maps)
+        else:
+            first, second = (attend(q, k, v, spans) for q, k in maps)  # B T H V
+        return tokens.restore(self.o(self._normalise(first - self.strength().to(first.dtype) * second).flatten(2)))
+
+    def strength(self) -> Tensor:
+        """λ, how much of the second map is taken away."""
+        first, second = (self.lambda_q * self.lambda_k).sum(-1).exp()
+        return first - second + self.lambda_init
+
+    def _normalise(self, o: Tensor) -> Tensor:
+        return F.rms_norm(o, o.shape[-1:], self.norm.to(o.dtype), NORM_EPS) * (1 - self.lambda_init)
+
+    def new_cache(
+        self,
+        batch_size: int,
+        max_len: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Cache:
+        """Empty memory for batch_size sequences, with room for max_len tokens at once (None: it grows as they come)."""
+        return Cache.new(
+            batch_size,
+            self._slot_shapes(),
+            width=self.width,
+            max_len=max_len,
+            dtype=dtype or self.norm.dtype,
+            device=torch.device(device or self.norm.device),
+        )
+
+    def _slot_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"k": (2 * self.n_head, self.key_width), "v": (self.n_head, self.value_width)}

@@ -1,0 +1,65 @@
+"""Gated DeltaNet (Yang et al. 2025): the delta rule on a memory that also fades, at a rate that the input sets.
+
+    S_t = e^{g_t} S_{t−1} + β_t k_t (v_t − e^{g_t} S_{t−1}ᵀ k_t)ᵀ        o_t = S_tᵀ q_t / √K
+
+Letters: B batch, T time, C width, H heads, K key width, V value width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.recurrent import NORM_EPS, Past, RecurrentMixer, ShortConv, Step, heads, init_linears, unit, value_heads
+from hypermlp.ops.recurrence import Steps, recurrence
+
+TAPS = 4  # of the convolution
+
+
+class GatedDeltaNet(RecurrentMixer):
+    """DeltaNet with a decay in each head, narrower keys, wider values and a gate on the readout.
+
+    value_width: of all heads together (None: twice the keys' width, which is 3/4 of the layer's; 6 C² parameters).
+    """
+
+    taps = TAPS
+
+    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
+        super().__init__()
+        key_width = n_head * max(1, round(0.75 * width / n_head))
+        value_width = 2 * key_width if value_width is None else value_width
+        self.value_head = value_heads(value_width, n_head)
+        self.width, self.n_head, self.key_width, self.value_width = width, n_head, key_width, value_width
+        self.conv_width = 2 * key_width + value_width
+        self.qkv = nn.Linear(width, self.conv_width, bias=False)
+        self.gate = nn.Linear(width, value_width, bias=False)
+        self.beta = nn.Linear(width, n_head, bias=False)
+        self.decay = nn.Linear(width, n_head, bias=False)
+        self.A_log, self.dt_bias = nn.Parameter(torch.empty(n_head)), nn.Parameter(torch.empty(n_head))
+        self.conv = ShortConv(self.conv_width, TAPS)
+        self.norm = nn.RMSNorm(self.value_head, eps=NORM_EPS)
+        self.o = nn.Linear(value_width, width, bias=False)
+        init_linears(self)
+        with torch.no_grad():
+            self.A_log.uniform_(1e-4, 16).log_()
+            dt = torch.exp(torch.empty_like(self.dt_bias).uniform_(math.log(1e-3), math.log(0.1)))
+            self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_head, self.key_width // self.n_head, self.value_head)}
+
+    def step(self, tokens: Tokens, past: Past) -> Step:
+        x = tokens.x
+        inputs = self.qkv(x)
+        mixed = self.conv(inputs, tokens, past.history)
+        q, k, v = (heads(t, self.n_head) for t in mixed.split([self.key_width, self.key_width, self.value_width], -1))
+        q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
+        beta = torch.sigmoid(self.beta(x))[..., None]  # B T H 1
+        g = -self.A_log.exp() * F.softplus(self.decay(x) + self.dt_bias)  # B T H
+        steps = Steps(q, beta * k, v, g, a=-g.exp()[..., None] * k)
+        o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
+        return Step(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), {"S": S}, inputs)

@@ -1,0 +1,44 @@
+"""HGRN2 (Qin et al. 2024): HGRN with a matrix for a state; what a gate forgets is the key under which it writes.
+
+    S_t = Diag(f_t) S_{t−1} + (1 − f_t) i_tᵀ        f_t = b + (1 − b) σ(W x_t)        o_t = S_tᵀ silu(q_t) / √K
+
+Letters: B batch, T time, C width, H heads, K and V widths of a head.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import nn
+
+from hypermlp.config import divisible
+from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.hgrn import check_bound, forget_gate
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, Step, heads, init_linears, value_heads
+from hypermlp.ops.recurrence import Steps, recurrence
+
+
+class HGRN2(RecurrentMixer):
+    """RMSNorm over all heads together. 4 C² parameters. lower_bound as in HGRN."""
+
+    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, lower_bound: float = 0.0) -> None:
+        super().__init__()
+        divisible("width", width, n_head, f"n_head ({n_head})")
+        self.width, self.n_head, self.key_width = width, n_head, width // n_head
+        self.value_width = value_heads(width if value_width is None else value_width, n_head)
+        self.lower_bound = check_bound(lower_bound)
+        inner = n_head * self.value_width
+        self.q, self.f = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.i, self.o = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
+        init_linears(self)
+        self.norm = RMSNorm(inner)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_head, self.key_width, self.value_width)}
+
+    def step(self, tokens: Tokens, past: Past) -> Step:
+        x = tokens.x
+        g, k = forget_gate(self.f(x), self.lower_bound)
+        q = F.silu(self.q(x)) * self.key_width**-0.5
+        steps = Steps(*(heads(t, self.n_head) for t in (q, k, self.i(x), g)))
+        o, state = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
+        return Step(self.o(self.norm(o.flatten(2))), {"S": state})

@@ -1,0 +1,52 @@
+"""Linear attention (Katharopoulos et al. 2020) with a learnt feature map: a state that only ever adds.
+
+    S_t = S_{t−1} + φ_k(k_t) v_tᵀ        o_t = S_tᵀ φ_q(q_t) / √K
+
+Letters: B batch, T time, C width, H heads, K and V widths of a head.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from hypermlp.config import divisible
+from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, Step, heads, init_linears, value_heads
+from hypermlp.ops.recurrence import Steps, recurrence
+
+
+class LinearAttention(RecurrentMixer):
+    """φ(x) = (W₁x + b₁) ⊙ (W₂x + b₂), alike for all heads, unnormalised; RMSNorm per head. 4 C² parameters and 4 K²
+    of the feature maps."""
+
+    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
+        super().__init__()
+        divisible("width", width, n_head, f"n_head ({n_head})")
+        self.width, self.n_head, self.key_width = width, n_head, width // n_head
+        self.value_width = value_heads(width if value_width is None else value_width, n_head)
+        inner = n_head * self.value_width
+        self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.v, self.o = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
+        init_linears(self)
+        self.feature_q, self.feature_k = Feature(self.key_width), Feature(self.key_width)
+        self.norm = RMSNorm(self.value_width)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_head, self.key_width, self.value_width)}
+
+    def step(self, tokens: Tokens, past: Past) -> Step:
+        q, k, v = (heads(layer(tokens.x), self.n_head) for layer in (self.q, self.k, self.v))
+        steps = Steps(self.feature_q(q) * self.key_width**-0.5, self.feature_k(k), v)
+        o, state = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
+        return Step(self.o(self.norm(o).flatten(2)), {"S": state})
+
+
+class Feature(nn.Module):
+    """x ↦ (W₁x + b₁) ⊙ (W₂x + b₂). It keeps torch's initialisation: products of small weights would begin next to zero."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) * self.right(x)

@@ -1,0 +1,64 @@
+"""Mamba (Gu and Dao 2023): every channel has its own small state, and the token sets how long it lasts and what goes in.
+
+    h_t = e^{Δ_t A} h_{t−1} + Δ_t x_t B_t        y_t = C_tᵀ h_t + D x_t        Δ_t = softplus(W W' x_t + b)
+
+Letters: B batch, T time, C width, E inner width, N state width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hypermlp import ops
+from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, ShortConv, Step, init_linears, value_heads
+from hypermlp.ops.scan import selective_scan
+
+STATE = 16  # N
+SHORTEST, LONGEST = 1e-3, 0.1  # steps Δ that a layer begins with
+
+
+class Mamba(RecurrentMixer):
+    """A short convolution in front of the recurrence and a swish gate behind it. About 6 C² parameters; there are no heads.
+
+    value_width: the inner width (None: twice the width).
+    """
+
+    taps = 4
+
+    def __init__(self, width: int, *, value_width: int | None = None) -> None:
+        super().__init__()
+        self.width, self.conv_width = width, value_heads(2 * width if value_width is None else value_width, 1)
+        inner, self.rank = self.conv_width, math.ceil(width / 16)
+        self.into = nn.Linear(width, 2 * inner, bias=False)
+        self.select = nn.Linear(inner, self.rank + 2 * STATE, bias=False)
+        self.delta, self.o = nn.Linear(self.rank, inner), nn.Linear(inner, width, bias=False)
+        init_linears(self)
+        self.conv = ShortConv(inner, self.taps, bias=True)
+        nn.init.uniform_(self.delta.weight, -(self.rank**-0.5), self.rank**-0.5)
+        self.delta.bias.data.copy_(first_steps(inner))
+        self.A_log = nn.Parameter(torch.arange(1.0, STATE + 1).log().repeat(inner, 1))
+        self.D = nn.Parameter(torch.ones(inner))
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"h": (STATE, self.conv_width)}
+
+    def step(self, tokens: Tokens, past: Past) -> Step:
+        conv_inputs, gate = self.into(tokens.x).chunk(2, dim=-1)
+        x = self.conv(conv_inputs, tokens, past.history)
+        low, B, C = self.select(x).split([self.rank, STATE, STATE], dim=-1)
+        delta, A = F.softplus(self.delta(low)), -self.A_log.exp()
+        impl = ops.resolve("auto", x)
+        borders = {"begins": tokens.begins, "padding": tokens.padding}
+        y, last = selective_scan(x, delta, A, B, C, past.get("h"), **borders, impl=impl)
+        return Step(self.o((y + self.D * x) * F.silu(gate)), {"h": last}, conv_inputs)
+
+
+def first_steps(count: int) -> Tensor:
+    """Biases whose softplus is spread evenly, in the logarithm, over the steps that a layer begins with."""
+    steps = torch.empty(count).uniform_(math.log(SHORTEST), math.log(LONGEST)).exp()
+    return steps + torch.log(-torch.expm1(-steps))

@@ -1,0 +1,59 @@
+"""Mamba-2 (Dao and Gu 2024): Mamba with one pace of forgetting a head, so that it is linear attention with a scalar gate.
+
+    S_t = e^{Δ_t A} S_{t−1} + B_t (Δ_t x_t)ᵀ        y_t = S_tᵀ C_t + D x_t        Δ_t = softplus(W x_t + b)
+
+Letters: B batch, T time, C width, E inner width, H heads, P width of a head, N state width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.mamba import first_steps
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, ShortConv, Step, heads, init_linears, value_heads
+from hypermlp.ops.recurrence import Steps, recurrence
+
+HEAD_WIDTH, MOST_STATE = 64, 128
+
+
+class Mamba2(RecurrentMixer):
+    """Heads of width 64 that share B and C of width N = min(128, C), RMSNorm of the gated readout. About 6 C² parameters.
+
+    value_width: the inner width (None: twice the width). n_head: the least number of heads, which are narrower where there is
+    no room for so many; the last head may be narrower in any case.
+    """
+
+    taps = 4
+
+    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
+        super().__init__()
+        self.width, self.inner = width, 2 * width if value_width is None else value_width
+        self.head_width = min(HEAD_WIDTH, value_heads(self.inner, n_head))
+        self.n_head, self.state = -(-self.inner // self.head_width), min(MOST_STATE, width)
+        self.conv_width = self.inner + 2 * self.state
+        self.into = nn.Linear(width, self.inner + self.conv_width + self.n_head, bias=False)
+        self.o = nn.Linear(self.inner, width, bias=False)
+        init_linears(self)
+        self.conv = ShortConv(self.conv_width, self.taps, bias=True)
+        self.delta_bias = nn.Parameter(first_steps(self.n_head))
+        self.A_log = nn.Parameter(torch.empty(self.n_head).uniform_(1, 16).log())
+        self.D = nn.Parameter(torch.ones(self.n_head))
+        self.norm = RMSNorm(self.inner)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_head, self.state, self.head_width)}
+
+    def step(self, tokens: Tokens, past: Past) -> Step:
+        gate, conv_inputs, delta = self.into(tokens.x).split([self.inner, self.conv_width, self.n_head], dim=-1)
+        mixed = self.conv(conv_inputs, tokens, past.history)
+        x, B, C = mixed.split([self.inner, self.state, self.state], dim=-1)
+        x = heads(F.pad(x, (0, self.n_head * self.head_width - self.inner)), self.n_head)  # B T H P
+        delta = F.softplus(delta + self.delta_bias)  # B T H
+        q, k = (t[:, :, None].expand(-1, -1, self.n_head, -1) for t in (C, B))
+        steps = Steps(q, k, delta[..., None] * x, -delta * self.A_log.exp())
+        o, state = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
+        y = (o + self.D[:, None] * x).flatten(2)[..., : self.inner]
+        return Step(self.o(self.norm(y * F.silu(gate))), {"S": state}, conv_inputs)

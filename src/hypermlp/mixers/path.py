@@ -1,0 +1,308 @@
+"""PaTH attention (Yang et al., 2025): softmax attention whose positions are products of data-dependent reflections.
+
+    logit_ij = q_iᵀ H_i H_{i−1} … H_{j+1} k_j / √K        H_t = I − β_t w_t w_tᵀ
+
+Letters: B batch, T time, H heads, K and V widths of a head; G = B H sequences, N chunks of C tokens in each; S slots held.
+
+Within a chunk the products come from one triangular system. Between chunks they are made by halves: the queries of the right
+half of a block are carried back, the keys of its left half forward, to the border between the two, where they meet in a plain
+product. A query is carried log₂ N times, not N times as when it goes back chunk by chunk; only the logits are quadratic work.
+They are made in strips, so training memory grows as T log T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from hypermlp.cache import Cache
+from hypermlp.config import divisible
+from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+from hypermlp.mixers.recurrent import ShortConv, heads, init_linears, unit, value_heads
+from hypermlp.ops.types import compute_dtype
+
+CHUNK = 64  # C, unless the sequence is shorter
+RANK = 32  # through which the directions w are made
+TAPS = 3  # of their convolution
+
+
+class PathAttention(Mixer):
+    """Attention whose keys are turned by every token that comes after them; no rotary embedding. About 4 C² parameters.
+
+    Each token reflects along w = L2(SiLU(conv₃(W₂ W₁ x))) in every head, with strength β = 2 σ(W x + b). value_width is the
+    width of the values over all heads (None: the layer's width).
+    """
+
+    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
+        super().__init__()
+        value_width = width if value_width is None else value_width
+        divisible("width", width, n_head, f"n_head ({n_head})")
+        self.width, self.n_head = width, n_head
+        self.key_width, self.value_width = width // n_head, value_heads(value_width, n_head)  # K, V
+        self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.v, self.o = nn.Linear(width, value_width, bias=False), nn.Linear(value_width, width, bias=False)
+        self.w_down, self.w_up = nn.Linear(width, RANK, bias=False), nn.Linear(RANK, width, bias=False)
+        self.conv = ShortConv(width, TAPS)
+        self.beta = nn.Linear(width, n_head)
+        init_linears(self)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        check_input(x, self.width, next(self.parameters()), attention_mask, cu_seqlens, cache)
+        if cache is None:
+            tokens = gather_tokens(x, attention_mask, cu_seqlens)
+            turns = self._turns(tokens, self.w_up(self.w_down(tokens.x)), None)
+            documents = tokens.spans if tokens.packed else None
+            o = path_attention(turns) if documents is None else path_attention_packed(turns, documents)
+            return tokens.restore(self.o(o.flatten(2)))
+        cache.check(x, self._slot_shapes(), taps=TAPS)
+        with torch.no_grad():
+            return self._go_on(gather_tokens(x, attention_mask, None, cache), cache)
+
+    def _turns(self, tokens: Tokens, conv_inputs: Tensor, history: Tensor | None) -> Turns:
+        x, H = tokens.x, self.n_head
+        exact = compute_dtype(x.dtype)
+        w = unit(heads(self.conv(conv_inputs, tokens, history), H).to(exact))
+        beta = 2 * torch.sigmoid(self.beta(x).to(exact))
+        if tokens.padding is not None:
+            beta = beta.masked_fill(tokens.padding[..., None], 0)
+        return Turns(heads(self.q(x), H), heads(self.k(x), H), heads(self.v(x), H), w, beta)
+
+    def _go_on(self, tokens: Tokens, cache: Cache) -> Tensor:
+        """Every new chunk meets the keys that are held as they stand, and then turns them."""
+        conv_inputs = self.w_up(self.w_down(tokens.x))
+        turns, counts, o = self._turns(tokens, conv_inputs, cache.history()), tokens.counts(), []
+        for first in range(0, max(tokens.x.shape[1], 1), CHUNK):
+            part = Turns._make(t[:, first : first + CHUNK] for t in turns)
+            longest = max(cache.end, default=0)
+            held = {name: slots[:, :longest] for name, slots in cache.slots.items()}
+            read, turned, k = meet(part, held["k"], held["v"], cache.lengths.to(part.q.device))
+            held["k"].copy_(turned)
+            real = [min(max(n - first, 0), part.q.shape[1]) for n in counts]
+            cache.append({"k": k, "v": part.v}, conv_inputs[:, first : first + CHUNK], real)
+            o.append(read)
+        return tokens.restore(self.o(torch.cat(o, dim=1).flatten(2)))
+
+    def new_cache(
+        self,
+        batch_size: int,
+        max_len: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Cache:
+        """Empty memory for batch_size sequences, with room for max_len tokens at once (None: it grows as they come).
+
+        Keys are held as turned by every token since, and rewritten with each: there is no way back, and they are kept in
+        float32 at least, or rounding would add up.
+        """
+        like = next(self.parameters())
+        return Cache.new(
+            batch_size,
+            self._slot_shapes(),
+            width=self.width,
+            taps=TAPS,
+            one_way=True,
+            max_len=max_len,
+            dtype=compute_dtype(dtype or like.dtype),
+            device=torch.device(device or like.device),
+        )
+
+    def _slot_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"k": (self.n_head, self.key_width), "v": (self.n_head, self.value_width)}
+
+
+class Turns(NamedTuple):
+    """What attention along a path takes."""
+
+    q: Tensor  # B T H K
+    k: Tensor  # B T H K
+    v: Tensor  # B T H V
+    w: Tensor  # B T H K, at most of length 1
+    beta: Tensor  # B T H, from 0 to 2
+
+
+class Chunks(NamedTuple):
+    """Chunks as they look from outside, (… C ·), and the logits inside."""
+
+    q: Tensor  # … C K: queries carried back to the chunk's beginning, scaled by 1 / √K
+    k: Tensor  # … C K: keys carried forward to its end
+    w: Tensor  # … C K
+    u: Tensor  # … C K: the chunk as a whole is H_C … H_1 = I − wᵀ u
+    logits: Tensor  # … C C, −∞ where the key comes after the query
+
+
+def walk(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Chunks:
+    """The paths inside chunks (… C K), beta (… C).
+
+    A key j on its way loses Σ_t w_t c_tj, where (I + L) c = β w kᵀ below the diagonal and L = β w wᵀ below the diagonal; the
+    same system gives u from β w.
+    """
+    C, q = q.shape[-2], q * q.shape[-1] ** -0.5
+    bw = beta[..., None] * w
+    sides = torch.cat([(bw @ k.mT).tril(-1), bw], dim=-1)
+    solved = torch.linalg.solve_triangular((bw @ w.mT).tril(-1), sides, upper=False, unitriangular=True)
+    c, u = solved[..., :C], solved[..., C:]
+    qw = (q @ w.mT).tril()
+    later = torch.ones(C, C, dtype=torch.bool, device=q.device).triu(1)
+    logits = (q @ k.mT - qw @ c).masked_fill(later, float("-inf"))
+    return Chunks(q - qw @ u, k - c.mT @ w, w, u, logits)
+
+
+def meet(turns: Turns, held_k: Tensor, held_v: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One chunk of new tokens after `lengths` (B) held ones (B S H ·): o (B T H V), held and new keys turned to its end."""
+    S, dtype = held_k.shape[1], turns.q.dtype
+    exact = compute_dtype(dtype)
+    with torch.autocast(turns.q.device.type, enabled=False):
+        q, k, v, w, old_k, old_v = (t.to(exact).transpose(1, 2) for t in (*turns[:4], held_k, held_v))  # B H T|S ·
+        chunk = walk(q, k, w, turns.beta.transpose(1, 2))
+        missing = torch.arange(S, device=q.device) >= lengths[:, None]  # B S
+        before = (chunk.q @ old_k.mT).masked_fill(missing[:, None, None], float("-inf"))
+        o = torch.cat([before, chunk.logits], dim=-1).softmax(-1) @ torch.cat([old_v, v], dim=2)
+        turned = old_k - (old_k @ chunk.u.mT) @ w
+        return o.to(dtype).transpose(1, 2), turned.transpose(1, 2), chunk.k.transpose(1, 2)
+
+
+def path_attention(turns: Turns) -> Tensor:
+    """o (B T H V) of whole sequences."""
+    B, T, H, _ = turns.q.shape
+    if B * T == 0:
+        return turns.v
+    dtype, C = turns.q.dtype, min(CHUNK, T)
+    with torch.autocast(turns.q.device.type, enabled=False):
+        q, k, v, w, beta = (split(t.to(compute_dtype(dtype)), C) for t in (*turns[:4], turns.beta[..., None]))
+        chunks = walk(q, k, w, beta[..., 0])
+        halves = list(meetings(chunks))
+        places = tuple(half.place for half in halves)
+        o = Read.apply(chunks.logits, v, places, *(t for half in halves for t in (half.q, half.k)))  # G N C V
+    return o.flatten(1, 2)[:, :T].unflatten(0, (B, H)).transpose(1, 2).to(dtype)
+
+
+def path_attention_packed(turns: Turns, spans: Tensor) -> Tensor:
+    """path_attention of each document of `spans`, one after another."""
+    if not len(spans):
+        return turns.v
+    sizes = (spans[:, 2] - spans[:, 1]).tolist()
+    documents = zip(*(t.split(sizes, dim=1) for t in turns), strict=True)
+    return torch.cat([path_attention(Turns(*document)) for document in documents], dim=1)
+
+
+def split(x: Tensor, C: int) -> Tensor:
+    """B T H · → G N C ·, with zeros behind the last token: nobody sees them, and they turn nothing."""
+    x = x.transpose(1, 2).flatten(0, 1)
+    return F.pad(x, (0, 0, 0, -x.shape[1] % C)).unflatten(1, (-1, C))
+
+
+class Place(NamedTuple):
+    """`n` equal blocks of chunks from chunk `first` on, each with `left` chunks of keys and then `right` of queries."""
+
+    first: int
+    n: int
+    left: int
+    right: int
+
+    def blocks(self, x: Tensor) -> Tensor:
+        """x (G N C ·) → G n left+right C ·, a view."""
+        size = self.left + self.right
+        return x[:, self.first : self.first + self.n * size].unflatten(1, (self.n, size))
+
+
+class Half(NamedTuple):
+    """Queries and keys of the blocks of `place`, both carried to the border between left and right."""
+
+    place: Place
+    q: Tensor  # G n right C K
+    k: Tensor  # G n left C K
+
+
+def meetings(chunks: Chunks) -> Iterator[Half]:
+    """Every chunk of keys meets every later chunk of queries in one of these; a block is twice as long from level to level."""
+    q, k, N = chunks.q, chunks.k, chunks.q.shape[1]
+    M = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device) - chunks.w.mT @ chunks.u if N > 2 else None  # G n K K, by blocks
+    size = 1
+    while size < N:
+        count, rest = divmod(N, 2 * size)
+        places = [Place(0, count, size, size)] if count else []
+        if rest > size:  # the last block is short on its right
+            places.append(Place(N - rest, 1, size, rest - size))
+        halves = [Half(p, p.blocks(q)[:, :, size:].contiguous(), p.blocks(k)[:, :, :size].contiguous()) for p in places]
+        yield from halves
+        size *= 2
+        if size < N:
+            assert M is not None
+            q, k, M = carry(q, k, M, halves)
+
+
+def carry(q: Tensor, k: Tensor, M: Tensor, halves: list[Half]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries of right halves go back over the left, keys of left halves forward over the right; M of the joined blocks."""
+    count, size = M.shape[1] // 2, halves[0].place.left
+    left, right = M[:, ::2], M[:, 1::2]  # G n K K
+    new_q, new_k, end = [], [], 0
+    for place, right_q, left_k in halves:
+        begin, end = place.first, place.first + place.n * (size + place.right)
+        over = left[:, begin // (2 * size) :][:, : place.n, None]
+        new_q.append(torch.cat([place.blocks(q)[:, :, :size], right_q @ over], dim=2).flatten(1, 2))
+        if place.right == size:
+            new_k.append(torch.cat([left_k @ right[:, :, None].mT, place.blocks(k)[:, :, size:]], dim=2).flatten(1, 2))
+    new_q.append(q[:, end:])
+    new_k.append(k[:, 2 * size * count :])  # behind the last whole block nobody looks back
+    return torch.cat(new_q, dim=1), torch.cat(new_k, dim=1), right @ left[:, :count]
+
+
+class Read(torch.autograd.Function):
+    """Softmax of the logits inside chunks and of all meetings together, applied to the values; logits in strips of C rows."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, v: Tensor, places: tuple[Place, ...], *carried: Tensor) -> Tensor:
+        top = logits.amax(-1, keepdim=True)  # G N C 1
+        p = (logits - top).exp_()
+        total, o = p.sum(-1, keepdim=True), p @ v
+        for place, q, k in zip(places, carried[::2], carried[1::2], strict=True):
+            k, left_v = k.flatten(2, 3), place.blocks(v)[:, :, : place.left].flatten(2, 3)
+            for i in range(place.right):
+                own_top, own_total, own_o = (place.blocks(t)[:, :, place.left + i] for t in (top, total, o))
+                p = q[:, :, i] @ k.mT  # G n C left·C
+                highest = torch.maximum(own_top, p.amax(-1, keepdim=True))
+                p.sub_(highest).exp_()
+                fade = (own_top - highest).exp_()
+                own_total.mul_(fade).add_(p.sum(-1, keepdim=True))
+                own_o.mul_(fade).add_(p @ left_v)
+                own_top.copy_(highest)
+        o /= total
+        ctx.places = places
+        ctx.save_for_backward(logits, v, o, top + total.log(), *carried)
+        return o
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_o: Tensor) -> tuple[Any, ...]:
+        logits, v, o, norm, *carried = ctx.saved_tensors
+        common = (d_o * o).sum(-1, keepdim=True)
+        p = (logits - norm).exp_()
+        d_v, d_logits = p.mT @ d_o, (d_o @ v.mT).sub_(common).mul_(p)
+        d_carried = []
+        for place, q, k in zip(ctx.places, carried[::2], carried[1::2], strict=True):
+            left, d_q, d_k = place.blocks(v)[:, :, : place.left], torch.empty_like(q), torch.zeros_like(k)
+            k, left_v = k.flatten(2, 3).flatten(0, 1), left.flatten(2, 3).flatten(0, 1)  # G·n left·C ·
+            to_k, to_left = d_k.view(k.shape), torch.zeros_like(left_v)
+            for i in range(place.right):
+                own = (place.blocks(t)[:, :, place.left + i].flatten(0, 1) for t in (norm, common, d_o))
+                own_q, (own_norm, own_common, own_d_o) = q[:, :, i].flatten(0, 1), own
+                p = (own_q @ k.mT).sub_(own_norm).exp_()  # G·n C left·C
+                to_left.baddbmm_(p.mT, own_d_o)
+                d_p = (own_d_o @ left_v.mT).sub_(own_common).mul_(p)
+                d_q[:, :, i] = (d_p @ k).view_as(q[:, :, i])
+                to_k.baddbmm_(d_p.mT, own_q)
+            place.blocks(d_v)[:, :, : place.left] += to_left.view(left.shape)
+            d_carried += [d_q, d_k]
+        return d_logits, d_v, None, *d_carried

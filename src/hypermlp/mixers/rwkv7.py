@@ -1,0 +1,83 @@
+"""RWKV-7's time mixing (Peng et al. 2025): a generalised delta rule whose decay, removal and writing strength are all vectors.
+
+    S_t = Diag(e^{w_t}) S_{t−1} − (κ_t ⊙ α_t) (κ_tᵀ S_{t−1}) + k_t v_tᵀ        o_t = S_tᵀ r_t
+
+Every layer is its own first layer: the published model also blends the first layer's values into those of later ones, which a
+mixer that sees its own input alone cannot do.
+
+Letters: B batch, T time, C width, H heads, K key width, V value width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hypermlp.config import divisible
+from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.recurrent import NORM_EPS, Past, RecurrentMixer, Step, heads, init_linears, unit, value_heads
+from hypermlp.ops import pointwise
+from hypermlp.ops.recurrence import Steps, recurrence
+
+DECAY_LIMIT = 0.6065306597126334  # e^{−1/2}: no channel forgets faster than e to minus this
+# What looks at the token before, and the power of the channel's place with which it begins to.
+SHIFTS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
+
+
+class RWKV7(RecurrentMixer):
+    """Six mixtures of a token with the one before it give r, w, k, v, α and the gate; w, α and the gate have low rank.
+
+    value_width: of all heads together (None: the layer's width; 4 C² parameters and the low ranks).
+    """
+
+    taps = 2  # the token before
+
+    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
+        super().__init__()
+        value_width = width if value_width is None else value_width
+        divisible("width", width, n_head, f"n_head ({n_head})")
+        self.value_head = value_heads(value_width, n_head)
+        self.width, self.n_head, self.value_width, self.conv_width = width, n_head, value_width, width
+        self.shift = nn.Parameter(torch.empty(len(SHIFTS), width))
+        self.r, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.v, self.o = nn.Linear(width, value_width, bias=False), nn.Linear(value_width, width, bias=False)
+        rank = 8 * max(1, round(2.5 * width**0.5 / 8))
+        decay = nn.Linear(rank, width)
+        self.w = nn.Sequential(nn.Linear(width, rank, bias=False), nn.Tanh(), decay)
+        self.a = nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width))
+        self.g = nn.Sequential(
+            nn.Linear(width, 2 * rank, bias=False), nn.Sigmoid(), nn.Linear(2 * rank, value_width, bias=False)
+        )
+        self.remove_scale, self.write_scale = nn.Parameter(torch.full((width,), 0.85)), nn.Parameter(torch.ones(width))
+        self.bonus = nn.Parameter(torch.zeros(n_head, width // n_head))
+        self.norm = nn.GroupNorm(n_head, value_width, eps=NORM_EPS * self.value_head)
+        init_linears(self)
+        with torch.no_grad():
+            place = torch.arange(width) / max(1, width - 1)
+            self.shift.copy_(torch.stack([1 - place**power for power in SHIFTS.values()]))
+            decay.bias.copy_(-6.5 + 5 * place**0.85)  # memories from long to short
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_head, self.width // self.n_head, self.value_head)}
+
+    def step(self, tokens: Tokens, past: Past) -> Step:
+        x = tokens.x
+        change = previous(tokens, past.history) - x
+        mixed = {name: x + change * shift for name, shift in zip(SHIFTS, self.shift, strict=True)}
+        w = -DECAY_LIMIT * torch.sigmoid(self.w(mixed["w"]))
+        alpha = torch.sigmoid(self.a(mixed["a"]))
+        k = self.k(mixed["k"])
+        kappa = unit(heads(k * self.remove_scale, self.n_head))
+        k = k * (1 + (alpha - 1) * self.write_scale)
+        r, k, v, w, alpha = (heads(t, self.n_head) for t in (self.r(mixed["r"]), k, self.v(mixed["v"]), w, alpha))
+        steps = Steps(r, k, v, w, -kappa, kappa * alpha)
+        o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
+        o = self.norm(o.flatten(0, 1).flatten(1)).view_as(o) + (r * k * self.bonus).sum(-1, keepdim=True) * v
+        return Step(self.o(o.flatten(2) * self.g(mixed["g"])), {"S": S})
+
+
+def previous(tokens: Tokens, history: Tensor | None) -> Tensor:
+    """The token before each (B T C); zero before the first."""
+    x = tokens.x
+    before = x.new_zeros(x.shape[0], 1, x.shape[2]) if history is None else history.to(x.dtype)
+    return pointwise.tap(torch.cat([before, x], 1)[:, :-1], tokens.position if tokens.packed else None, 1)

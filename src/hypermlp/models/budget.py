@@ -1,0 +1,122 @@
+"""Equal parameters for every contestant (section 2.6, appendix F.2.2): first in the mixer, then in the feed-forward.
+
+The budget is that of plain softmax attention, 4 width². The width of q and k pays for gates and mixing. Where that does not do
+(the mixing of a long context can cost more than the budget of a narrow layer) the rivals get wider feed-forwards instead.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import torch
+from torch import nn
+
+from hypermlp.mixers import MIXERS, build_mixer
+from hypermlp.mixers.labels import Label
+from hypermlp.models.lm import count_parameters, match_inner_width
+
+TOLERANCE = 0.01
+SMALLEST, LARGEST = 1 / 16, 8  # times the width: where the search for a size begins and ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matched:
+    """The size at which a mixer comes nearest to a budget."""
+
+    name: str
+    size: int | None  # what build_mixer takes; None: as published, or as the label says
+    parameters: int
+    target: int
+    note: str  # why it is not what one would expect; empty if nothing is to be said
+
+    @property
+    def deviation(self) -> float:
+        return self.parameters / self.target - 1
+
+    @property
+    def reached(self) -> bool:
+        return abs(self.deviation) <= TOLERANCE
+
+
+@dataclass(frozen=True)
+class MatchedModel:
+    """A mixer's size and the feed-forward around it."""
+
+    mixer: Matched
+    inner: int
+    parameters: int  # of the whole model
+
+
+def match(name: str, width: int, block_size: int, target: int | None = None) -> Matched:
+    """The size of a mixer, by its registered name or label, with which it has `target` parameters (None: 4 width²).
+
+    A size as published is kept where it will do. A label whose ranks are what it is about is built as it says and counted:
+    one with "!", and one that compresses without gates or mixing to pay for.
+    """
+    target = 4 * width**2 if target is None else target
+    count = partial(count_mixer, name, width, block_size)
+    published = Matched(name=name, size=None, parameters=count(None), target=target, note="")
+    kind, step, obstacle = size_of(name)
+    if published.reached or obstacle:
+        return published if published.reached else replace(published, note=obstacle)
+    sizes = range(step * math.ceil(SMALLEST * width / step), LARGEST * width, step)
+    if (least := count(sizes[0])) > (1 + TOLERANCE) * target:
+        return replace(published, note=f"even the smallest {kind} ({sizes[0]}) has {least / target:.2f} of the budget")
+    above = bisect_left(sizes, target, key=count)  # count grows with the size
+    size = min(sizes[max(0, above - 1) : above + 1], key=lambda size: abs(count(size) - target))
+    found = replace(published, size=size, parameters=count(size))
+    return found if found.reached else replace(found, note=f"the nearest {kind}, in steps of {step}")
+
+
+@cache
+def count_mixer(name: str, width: int, length: int, size: int | None) -> int:
+    """Parameters of a mixer, without memory for them."""
+    with torch.device("meta"):
+        return count_parameters(build_mixer(name, width, length, size))
+
+
+def size_of(name: str) -> tuple[str, int, str]:
+    """What the size of a mixer is, its step, and why it is not to be changed (empty: it may)."""
+    if name in MIXERS:
+        return MIXERS[name].size, MIXERS[name].step, ""
+    label = Label.parse(name)
+    obstacle = ""
+    if label.over:
+        obstacle = "over-parameterised, as its label says"
+    elif not label.compress_qk:
+        obstacle = "its q and k have the full width, as its label says"
+    elif not (label.gate or label.mix1 or label.mix2):
+        obstacle = "compressed, as its label says, and nothing added: a matched rank would be the full one"
+    return "qk_rank", label.rank_step, obstacle
+
+
+def match_models(
+    names: Sequence[str],
+    width: int,
+    length: int,
+    build_model: Callable[[str, int | None, int], nn.Module],
+    inner: int,
+) -> dict[str, MatchedModel]:
+    """Sizes and feed-forward widths with which whole models are equal: none is narrower than `inner`, the largest has it.
+
+    build_model takes a mixer's name and size, and the width of the feed-forward. Labels with "!" are outside the budget: they
+    stay as they are, and nobody is made to match them.
+    """
+    mixers = {name: match(name, width, length) for name in names}
+
+    def build(name: str, inner: int) -> nn.Module:
+        with torch.device("meta"):
+            return build_model(name, mixers[name].size, inner)
+
+    counts = {name: count_parameters(build(name, inner)) for name in names}
+    within = [name for name in names if not name.endswith("!")]
+    target = max((counts[name] for name in within), default=0)
+    found = {}
+    for name in names:
+        own = match_inner_width(target, partial(build, name), inner) if name in within else inner
+        found[name] = MatchedModel(mixers[name], own, count_parameters(build(name, own)))
+    return found
