@@ -53,6 +53,191 @@ def demo(
     show(Console(), steps=steps, seed=seed, out=out)
 
 
+Width = Annotated[int, typer.Option(min=16, help="Width of the layer.")]
+Length = Annotated[int, typer.Option(min=1, help="Longest context.")]
+
+
+@app.command()
+def mixers(width: Width = 768, length: Length = 1024) -> None:
+    """Every mixer by its name: where it comes from, its parameters, and the bytes that decoding keeps."""
+    from hypermlp.report.budget import show_mixers
+
+    show_mixers(Console(), width, length)
+
+
+@app.command()
+def explain(
+    label: Annotated[str, typer.Argument(help="A label of Table 1's grammar, such as G-cg-q-12o.")],
+    width: Width = 768,
+    length: Length = 1024,
+) -> None:
+    """What a label of Table 1 means, letter by letter, and where its parameters are."""
+    from hypermlp.report.budget import show_explanation
+
+    show_explanation(Console(), label, width, length)
+
+
+@app.command()
+def budget(width: Width = 768, length: Length = 1024) -> None:
+    """Parameters of all labels and rivals by component, and the sizes at which they equal softmax attention's."""
+    from hypermlp.report.budget import show_budget
+
+    show_budget(Console(), width, length)
+
+
+mad = typer.Typer(help="The MAD benchmark: six small tasks that tell architectures apart.", no_args_is_help=True)
+app.add_typer(mad, name="mad")
+
+MixersOption = Annotated[
+    str, typer.Option("--mixers", help="Names, labels and groups (core, labels, rivals, all) with commas between them.")
+]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs of each, with other weights and data.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes at work at once. Default: one a core.")]
+Retry = Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")]
+
+
+@mad.command("show")
+def mad_show(
+    task: Annotated[str, typer.Argument(help="Such as selective-copying; `all` shows every task.")] = "all",
+    count: Annotated[int, typer.Option(min=1, help="Examples of each.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the examples.")] = 0,
+) -> None:
+    """Examples of a task, coloured by what the tokens are, with the answers that are scored."""
+    from hypermlp.config import choose_from
+    from hypermlp.data.mad import TASKS
+    from hypermlp.report.mad_examples import show
+
+    choose_from("task", task, ("all", *TASKS))
+    for name in TASKS if task == "all" else (task,):
+        show(Console(), name, count, seed)
+
+
+@mad.command("run")
+def mad_run(
+    mixers: MixersOption = "G-cg-q-12o,S-pc",
+    tasks: Annotated[str, typer.Option(help="Tasks with commas between them, or `all`.")] = "all",
+    protocol: Annotated[
+        str, typer.Option(help="clean, or faithful: as the published benchmark behaves, selection on the test set included.")
+    ] = "clean",
+    scale: Annotated[
+        str, typer.Option(help="full (66 settings), baseline (6), both as published; laptop; quick (minutes).")
+    ] = "quick",
+    seeds: Seeds = 1,
+    workers: Workers = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the scale's.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Instead of the scale's, for every task.")] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="To train on, at most.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Instead of the scale's.")] = None,
+    width: Annotated[int | None, typer.Option(min=16, help="Of the models, instead of the scale's.")] = None,
+    lr: Annotated[list[float] | None, typer.Option(help="Learning rate; may be given several times.")] = None,
+    retry_failed: Retry = False,
+    out: Annotated[Path, typer.Option(help="Folder for the runs; started again with it, finished runs are kept.")] = Path(
+        "runs/mad"
+    ),
+) -> None:
+    """Train models on MAD, all cores at work, and score them. Stop and start it as you like."""
+    from hypermlp.data.mad import TASKS
+    from hypermlp.experiments.table1 import contestants
+    from hypermlp.report.mad import show_mad_run
+
+    show_mad_run(
+        Console(),
+        out,
+        contestants(mixers),
+        list(TASKS) if tasks == "all" else tasks.split(","),
+        protocol,
+        scale,
+        seeds,
+        workers,
+        retry_failed=retry_failed,
+        epochs=epochs,
+        steps=steps,
+        examples=examples,
+        batch=batch,
+        width=width,
+        lr=lr,
+    )
+    Console().print(f"A page with all of it: hypermlp report {out}")
+
+
+@app.command()
+def table1(
+    mixers: MixersOption = "core",
+    scale: Annotated[str, typer.Option(help="laptop, or quick: to see it work.")] = "laptop",
+    half: Annotated[str, typer.Option(help="mad, language, or both.")] = "both",
+    seeds: Seeds = 2,
+    workers: Workers = None,
+    corpus: Annotated[
+        str | None, typer.Option(help="A prepared corpus for the language half. Default: Python's own source.")
+    ] = None,
+    retry_failed: Retry = False,
+    out: Annotated[Path, typer.Option(help="Folder for the runs; started again with it, finished runs are kept.")] = Path(
+        "runs/table1"
+    ),
+) -> None:
+    """The paper's Table 1: MAD and language models for labels and rivals, and the page that compares them with the paper."""
+    from hypermlp.config import choose_from
+    from hypermlp.data.mad import TASKS
+    from hypermlp.experiments.table1 import contestants
+    from hypermlp.report.mad import show_language_run, show_mad_run
+    from hypermlp.report.page import write_report
+
+    choose_from("half", half, ("both", "mad", "language"))
+    choose_from("scale", scale, ("laptop", "quick"))
+    console, names = Console(), contestants(mixers)
+    if half != "language":
+        show_mad_run(console, out / "mad", names, list(TASKS), "clean", scale, seeds, workers, retry_failed=retry_failed)
+    if half != "mad":
+        show_language_run(console, out / "language", names, scale, seeds, workers, retry_failed=retry_failed, corpus=corpus)
+    console.print(f"Report: {write_report(out)}")
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder with runs, such as results/table1.")],
+    out: Annotated[Path | None, typer.Option(help="Where the page goes. Default: report.html in the folder.")] = None,
+) -> None:
+    """One page from finished runs: the table beside the paper's, curves, findings with verdicts, budgets, provenance."""
+    from hypermlp.report.page import write_report
+    from hypermlp.report.study import read_studies
+    from hypermlp.report.table1 import show_table1
+
+    console = Console()
+    for study in read_studies(folder):
+        show_table1(console, study)
+    console.print(f"Report: {write_report(folder, out)}")
+
+
+data = typer.Typer(help="Text to train language models on.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+
+@data.command("prepare")
+def data_prepare(
+    source: Annotated[str, typer.Argument(help="stdlib, a file or folder of txt, jsonl, parquet, or hub:owner/name.")],
+    out: Annotated[Path, typer.Option(help="Folder for the shards; started again with it, finished shards are kept.")],
+    tokenizer: Annotated[str, typer.Option(help="bytes, bpe:4096 (trained on the text), or a tokenizer.json.")] = "bytes",
+    end: Annotated[str | None, typer.Option(help="The token of a tokenizer.json that ends a document.")] = None,
+    field: Annotated[str, typer.Option(help="Field of jsonl and parquet that holds the text.")] = "text",
+    validation: Annotated[float, typer.Option(help="Share that is held out.")] = 0.05,
+    workers: Workers = None,
+) -> None:
+    """Tokenise a corpus into memory-mapped shards with checksums."""
+    from hypermlp.experiments.runs import cores
+    from hypermlp.report.prepare import show
+
+    show(
+        Console(),
+        source,
+        out,
+        tokenizer=tokenizer,
+        end=end,
+        field=field,
+        validation=validation,
+        workers=workers or cores(),
+    )
+
+
 bench = typer.Typer(help="Measure speed and memory against softmax attention, on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 

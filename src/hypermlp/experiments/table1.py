@@ -1,0 +1,27 @@
+"""Who takes part in Table 1 here: the paper's labels, and rivals that it compares with elsewhere.
+
+The halves are experiments/mad.py and experiments/language.py; `hypermlp table1` runs both into one folder, from which
+`hypermlp report` makes the table with the paper's values beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypermlp.mixers import MIXERS
+from hypermlp.mixers.labels import TABLE1
+
+# Enough labels for every finding of the paper's "Result analysis", and four rivals.
+CORE = (
+    *("S", "S-p", "S-pc", "R-pc", "R-cg-q", "R-cg-q-12o", "G-cg-q", "G-cg-q-12o", "R-12!", "R-12o!"),
+    *("G-cg-q-1o", "R-c-q", "R-c-v", "deltanet", "gated_deltanet", "gla", "mamba"),
+)
+GROUPS: dict[str, Sequence[str]] = {"core": CORE, "labels": TABLE1, "rivals": tuple(MIXERS), "all": (*TABLE1, *MIXERS)}
+
+
+def contestants(text: str) -> list[str]:
+    """Names, labels and groups with commas between them, each once: "core", "labels,mamba", "G-cg-q-12o,S-pc"."""
+    found: dict[str, None] = {}
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        found.update(dict.fromkeys(GROUPS.get(name, (name,))))
+    return list(found)

@@ -1,0 +1,154 @@
+"""Line charts as inline SVG: their colours are classes of page.css, so that a page's dark mode is theirs too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from hypermlp.report.study import Estimate
+
+LEFT, RIGHT, TOP, BOTTOM = 38, 92, 8, 34  # margins; the right one holds the names of the lines
+COLOURS = 8  # of page.css
+LETTERS = 14  # of a name that fit beside the plot
+GAP = 12.0  # between names
+FEW = 8  # points that are marked one by one
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    points: Sequence[tuple[float, Estimate]]
+    colour: int | None  # None: one of the grey ones in the background
+
+
+@dataclass(frozen=True)
+class Axis:
+    label: str
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]]
+
+    def place(self, value: float) -> float:
+        """0 at its beginning, 1 at its end."""
+        return (value - self.low) / (self.high - self.low or 1)
+
+
+def numeric_axis(label: str, low: float, high: float) -> Axis:
+    return Axis(label, low, high, [(tick, number(tick)) for tick in nice_ticks(low, high)])
+
+
+def category_axis(label: str, values: Sequence[float]) -> Axis:
+    """Values at equal distances, in their order; points are numbered from 0."""
+    return Axis(label, -0.3, len(values) - 0.7, [(i, number(value)) for i, value in enumerate(values)])
+
+
+def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten within the range."""
+    span = high - low or 1
+    power = 10 ** math.floor(math.log10(span / most))
+    step = next(power * k for k in (1, 2, 5, 10) if span / (power * k) <= most + 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def number(value: float) -> str:
+    return f"{value / 1000:g}k" if value >= 1000 and value % 100 == 0 else f"{value:.5g}"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure: grey lines first, the coloured ones with bands above them and their names at the right."""
+
+    title: str
+    lines: Sequence[Line]
+    x: Axis
+    y: Axis
+    width: int = 400
+    height: int = 230
+
+    @property
+    def plot_width(self) -> int:
+        return self.width - LEFT - RIGHT
+
+    @property
+    def plot_height(self) -> int:
+        return self.height - TOP - BOTTOM
+
+    def html(self) -> str:
+        ordered = sorted(self.lines, key=lambda line: line.colour is not None)
+        plot = f'<svg x="{LEFT}" y="{TOP}" width="{self.plot_width}" height="{self.plot_height}">'  # cuts off what is outside
+        return (
+            f"<figure><figcaption>{escape(self.title)}</figcaption>"
+            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.title)}">{self.frame()}'
+            f"{plot}{''.join(map(self.draw, ordered))}</svg>{self.names()}</svg></figure>"
+        )
+
+    def frame(self) -> str:
+        right, bottom = LEFT + self.plot_width, TOP + self.plot_height
+        middle_x, middle_y = LEFT + self.plot_width / 2, TOP + self.plot_height / 2
+        parts = []
+        for value, text in self.y.ticks:
+            at = TOP + self.down(value)
+            parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
+            parts.append(f'<text x="{LEFT - 5}" y="{at + 3.5:.1f}" text-anchor="end">{escape(text)}</text>')
+        for value, text in self.x.ticks:
+            at = LEFT + self.plot_width * self.x.place(value)
+            parts.append(f'<text x="{at:.1f}" y="{bottom + 13}" text-anchor="middle">{escape(text)}</text>')
+        parts.append(f'<text x="{middle_x:.0f}" y="{self.height - 6}" text-anchor="middle">{escape(self.x.label)}</text>')
+        turned = f'transform="rotate(-90 9 {middle_y:.0f})" text-anchor="middle"'
+        parts.append(f'<text x="9" y="{middle_y:.0f}" {turned}>{escape(self.y.label)}</text>')
+        return "".join(parts)
+
+    def down(self, value: float) -> float:
+        """How far a value is below the top of the plot; far outside of it, far enough."""
+        return self.plot_height * (1 - min(max(self.y.place(value), -9.0), 10.0))
+
+    def draw(self, line: Line) -> str:
+        """The mean, and for a coloured line of several seeds the band of its confidence interval."""
+
+        def at(x: float, value: float) -> str:
+            return f"{self.plot_width * self.x.place(x):.1f},{self.down(value):.1f}"
+
+        style = "other" if line.colour is None else f"s{line.colour}"
+        parts = [f'<g class="{style}"><title>{escape(describe(line))}</title>']
+        if line.colour is not None and all(mean.half is not None for _, mean in line.points):
+            edge = [at(x, mean.high) for x, mean in line.points] + [at(x, mean.low) for x, mean in line.points[::-1]]
+            parts.append(f'<polygon class="band" points="{" ".join(edge)}"/>')
+        parts.append(f'<polyline points="{" ".join(at(x, mean.mean) for x, mean in line.points)}"/>')
+        if line.colour is not None and len(line.points) <= FEW:
+            for x, mean in line.points:
+                left = self.plot_width * self.x.place(x)
+                parts.append(f'<circle cx="{left:.1f}" cy="{self.down(mean.mean):.1f}" r="2.2"/>')
+        return "".join([*parts, "</g>"])
+
+    def names(self) -> str:
+        """Names at the right end of their lines, moved apart where they would meet."""
+        bottom, right = float(TOP + self.plot_height), LEFT + self.plot_width + 8
+        ends = []
+        for line in self.lines:
+            if line.colour is not None:
+                ends.append((TOP + min(max(self.down(line.points[-1][1].mean), 0), self.plot_height), line))
+        ends.sort(key=lambda pair: pair[0])
+        places: list[float] = []
+        for wanted, _ in ends:
+            places.append(max(wanted, places[-1] + GAP) if places else wanted)
+        for i in range(len(places) - 1, -1, -1):
+            places[i] = min(places[i], bottom)
+            bottom = places[i] - GAP
+        parts = []
+        for (wanted, line), place in zip(ends, places, strict=True):
+            begin = LEFT + self.plot_width * self.x.place(line.points[-1][0])
+            text = line.name if len(line.name) <= LETTERS else f"{line.name[: LETTERS - 1]}…"
+            parts.append(
+                f'<g class="s{line.colour}"><path class="lead" d="M{begin:.1f} {wanted:.1f}L{right} {place:.1f}"/>'
+                f'<text x="{right + 2}" y="{place + 3.5:.1f}">{escape(text)}</text></g>'
+            )
+        return "".join(parts)
+
+
+def describe(line: Line) -> str:
+    last = line.points[-1][1]
+    spread = "" if last.half is None else f" ± {last.half:.4g}"
+    return f"{line.name}: {last.mean:.4g}{spread} at the end, {last.seeds} seed{'s' if last.seeds > 1 else ''}"

@@ -1,0 +1,281 @@
+"""One HTML page from a folder of results: complete in itself, readable without a network, scripts or a wide screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from hypermlp.report.accounts import budgets, failures, origins, run_times
+from hypermlp.report.curves import difficulty, learning_curves
+from hypermlp.report.findings import CONFIRMED, PREDICTION_RULE, REASONS, REFUTED, UNKNOWN, Evidence, findings, predictions
+from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, plural, spread, table, verdict, words
+from hypermlp.report.study import AVERAGE, LOSS, REFERENCES, Study, read_studies
+from hypermlp.report.table1 import NONE, TITLES, Cell, columns, grid, interval, legend, signed
+
+HERE = Path(__file__).parent
+STRONG = {LOSS: 0.2}  # the difference from the paper with the strongest colour; 20 for accuracies and evaluations
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page; `html` is trusted, so whoever writes it escapes its text."""
+
+    title: str
+    html: str
+
+
+def write_report(folder: Path, out: Path | None = None, sections: Sequence[Section] = ()) -> Path:
+    """Write the page of all runs in `folder` and below; returns its path (None: report.html in the folder)."""
+    text = build_page(read_studies(folder), sections)
+    out = out or folder / "report.html"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
+    return out
+
+
+def build_page(studies: Sequence[Study], sections: Sequence[Section] = ()) -> str:
+    """All studies, one below the other, then further sections."""
+    links, body = [], []
+    for i, study in enumerate(studies, 1):
+        parts = []
+        for j, section in enumerate(study_sections(study), 1):
+            parts.append(f'<h3 id="s{i}-{j}">{escape(section.title)}</h3>{section.html}')
+            links.append(f'<a href="#s{i}-{j}">{escape(section.title)}</a>')
+        body.append(f'<section><h2 id="s{i}">{escape(heading(study))}</h2>{links_of(links)}{"".join(parts)}</section>')
+        links = []
+    for j, section in enumerate(sections, 1):
+        body.append(f'<section><h2 id="x{j}">{escape(section.title)}</h2>{section.html}</section>')
+    titles = [(f"s{i}", heading(study)) for i, study in enumerate(studies, 1)]
+    titles += [(f"x{j}", section.title) for j, section in enumerate(sections, 1)]
+    contents = links_of(f'<a href="#{name}">{escape(title)}</a>' for name, title in titles) if len(titles) > 1 else ""
+    return (
+        '<!DOCTYPE html>\n<html lang="en-GB"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>hypermlp: results</title>'
+        f"<style>\n{(HERE / 'page.css').read_text()}</style></head>\n<body><main><h1>hypermlp: results</h1>\n"
+        '<p class="soft">HyperMLP, HyperGLU and their rivals, measured; the numbers of the paper (Lu and Yang, 2026) beside '
+        f"them.</p>{contents}\n"
+        + "\n".join(body)
+        + f"\n</main><script>\n{(HERE / 'page.js').read_text()}</script></body></html>\n"
+    )
+
+
+def links_of(links: Iterable[str]) -> str:
+    return f"<nav>{''.join(links)}</nav>"
+
+
+def heading(study: Study) -> str:
+    parts = []
+    if study.mad:
+        parts.append(f"MAD, {study.mad[0]['protocol']} protocol")
+    if study.language:
+        parts.append("language modelling")
+    text = " and ".join(parts)
+    return f"{text[0].upper()}{text[1:]}" + ("" if study.folders == (".",) else f" ({', '.join(study.folders)})")
+
+
+def study_sections(study: Study) -> list[Section]:
+    return [
+        Section("Summary", summary(study)),
+        Section("Table 1", table1(study)),
+        Section("Learning curves", learning_curves(study)),
+        Section("Accuracy against difficulty", difficulty(study)),
+        Section("Findings", finding_cards(study)),
+        Section("Predictions", prediction_table(study)),
+        Section("Parameter budgets", budgets(study)),
+        Section("Run times", run_times(study)),
+        Section("Failures", failures(study)),
+        Section("Provenance", origins(study)),
+    ]
+
+
+# ---- summary ----
+
+
+def summary(study: Study) -> str:
+    failed = sum(record["error"] is not None for record in study.records)
+    seconds = [record["seconds"] for record in study.records if record.get("seconds") is not None]
+    run = {
+        "runs": f"{len(study.records):,}" + (f", of which {failed} failed" if failed else ""),
+        "mixers": f"{len(study.mixers)}: {', '.join(study.mixers)}",
+    }
+    if study.mad:
+        settings = sum(len(study.settings(task)) for task in study.tasks)
+        run["MAD"] = f"{plural(len(study.tasks), 'task')}, {plural(settings, 'setting')}, {study.mad[0]['protocol']} protocol"
+    run["seeds"] = f"{len(study.seeds)}: {', '.join(map(str, study.seeds))}"
+    for kind, plan in study.plans.items():
+        if shown := scale(plan):
+            run[f"scale, {'MAD' if kind == 'mad' else kind}"] = shown
+    run["training time"] = duration(sum(seconds)) + " over all runs, without evaluations"
+    return paragraph(outcome(study), "lead") + facts(run)
+
+
+def scale(plan: dict[str, Any]) -> str:
+    """The plan's plain numbers."""
+    shown = {name: value for name, value in plan.items() if name not in ("study", "kind", "models", "protocol", "changes")}
+    return ", ".join(f"{name} {plan_text(value)}" for name, value in shown.items() if value is not None)
+
+
+def plan_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return spread([v for v in value.values() if isinstance(v, (int, float))], lambda v: f"{v:g}")
+    return " / ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def outcome(study: Study) -> str:
+    """The main result in a few sentences."""
+    sentences = []
+    for measure in [measure for measure in (AVERAGE, LOSS) if measure in study.measures]:
+        sentences += ranking(study, measure)
+    if not sentences:
+        sentences.append("No run has a score of every task yet.")
+    found, predicted = ([item.verdict for item in items] for items in (findings(study), predictions(study)))
+    sentences.append(f"Of the paper's six findings, {tally(found)}; of its six predictions, {tally(predicted)}.")
+    cells = [cell for row in grid(study) for cell in row.cells if cell.column.key in study.tasks]
+    if differences := [abs(cell.difference) for cell in cells if cell.difference is not None]:
+        sentences.append(f"Accuracies differ from the paper's by {fmean(differences):.1f} points on average.")
+    return " ".join(sentences)
+
+
+def ranking(study: Study, measure: str) -> list[str]:
+    """Who is best, and how HyperGLU stands to softmax attention."""
+    digits, sign = (3, -1) if measure == LOSS else (1, 1)
+    scores = {name: score for name in study.mixers if not name.endswith("!") and (score := study.score(name, measure))}
+    if not scores:
+        return []
+    best = sorted(scores, key=lambda name: -sign * scores[name].mean)[:3]
+    what = "Lowest loss" if measure == LOSS else "Best MAD average"
+    listed = ", ".join(f"{name} ({interval(scores[name], digits)})" for name in best)
+    found = [f"{what} within the budget: {listed}."]
+    rival = next((name for name in REFERENCES if name in scores), None)
+    if rival is not None and (gain := study.gain("G-cg-q-12o", rival, measure)) is not None:
+        unit = "of loss" if measure == LOSS else "points"
+        word = (
+            "is level, within the noise, with"
+            if gain.low <= 0 <= gain.high
+            else "is ahead of"
+            if gain.mean > 0
+            else "is behind"
+        )
+        if gain.half is None:
+            word = "(one seed) stands against"
+        found.append(f"HyperGLU {word} {rival}: {interval(gain, digits, '+')} {unit}.")
+    return found
+
+
+def tally(verdicts: Sequence[str]) -> str:
+    shown = {CONFIRMED: "confirmed", REFUTED: "not confirmed", UNKNOWN: "without enough runs"}
+    return ", ".join(f"{verdicts.count(status)} {text}" for status, text in shown.items() if status in verdicts)
+
+
+# ---- the grid ----
+
+
+def table1(study: Study) -> str:
+    rows = []
+    for row in grid(study):
+        size = cell(row.parameters_text, row.parameters, small="over budget" if row.over else "")
+        rows.append([name_cell(row.mixer), *map(grid_cell, row.cells), size])
+    heads = ["mixer", *(column.title for column in columns(study)), "parameters"]
+    key = (
+        '<p class="note">Below each number: the paper’s (measured minus paper; <span class="key up">better</span> or '
+        '<span class="key down">worse</span> than the paper). “–”: not run, not finished, never reached, or not in the paper. '
+        f"{escape(legend(study))} {escape(caveat(study))}</p>"
+    )
+    return table(heads, rows, sorts=True) + key
+
+
+def caveat(study: Study) -> str:
+    """Whether levels may be compared with the paper's at all."""
+    plan = study.plans.get("mad")
+    published = {"protocol": "faithful", "width": 128, "epochs": 200, "examples": None, "changes": {}}
+    if plan is None or all(plan.get(name, value) == value for name, value in published.items()):
+        return ""
+    return (
+        "The benchmark as published has width 128, 200 epochs and an accuracy of its own (the faithful protocol). These runs "
+        "are not of that kind, so compare orders and gains with the paper rather than levels."
+    )
+
+
+def grid_cell(shown: Cell) -> str:
+    style, small = "", ", ".join(part for part in (shown.finished, shown.paper_text) if part)
+    if (difference := shown.difference) is not None:
+        strength = min(1.0, abs(difference) / STRONG.get(str(shown.column.key), 20))
+        small += f" ({signed(difference, shown.column.digits)})"
+        if float(f"{difference:.{shown.column.digits}f}"):
+            style = f' class="{"up" if difference * shown.column.sign > 0 else "down"}" style="--d:{strength:.2f}"'
+    return cell(shown.text, None if shown.measured is None else shown.measured.mean, small=small, style=style)
+
+
+# ---- verdicts ----
+
+
+def finding_cards(study: Study) -> str:
+    about = (
+        "Gains are means over the seeds that both labels have, paired by seed, with a 95 % confidence interval (Student’s t). "
+        "A finding is confirmed if at least one of its comparisons holds and none fails; a comparison needs two seeds. "
+        "“Not confirmed” says that these runs do not show it, not that it is false."
+    )
+    html = paragraph(about, "note")
+    for i, item in enumerate(findings(study), 1):
+        claim, kind = item.claim, item.verdict.replace(" ", "-")
+        judged, others = ([e for e in item.evidence if bool(e.status) is wanted] for wanted in (True, False))
+        held = sum(evidence.status == CONFIRMED for evidence in judged)
+        html += (
+            f'<div class="finding {kind}"><h4>{i}. {escape(claim.title)}: {verdict(item.verdict)}</h4>{paragraph(claim.text)}'
+            f"{paragraph(f'Rule: {claim.rule}. Comparisons that hold: {held} of {len(judged)}.', 'note')}"
+            f"{evidence_table(study, judged) if judged else ''}"
+        )
+        if others:
+            html += f"<details><summary>numbers that are not judged</summary>{evidence_table(study, others)}</details>"
+        html += "</div>"
+    return html
+
+
+def evidence_table(study: Study, evidence: Sequence[Evidence]) -> str:
+    heads = ("comparison", "holds", "gain", "paper", "means", "seeds")
+    return table(heads, [evidence_row(study, item) for item in evidence])
+
+
+def evidence_row(study: Study, item: Evidence) -> list[str]:
+    digits = 3 if item.measure == LOSS else 1
+    means = [study.score(name, item.measure) for name in (item.better, item.worse)]
+    shown = " / ".join(NONE if score is None else f"{score.mean:.{digits}f}" for score in means)
+    measure = f"{TITLES[item.measure]} saved" if item.measure == LOSS else TITLES[item.measure]
+    return [
+        f'<th scope="row">{escape(f"{item.better} − {item.worse}")}<small>{escape(measure)}</small></th>',
+        f"<td>{verdict(item.status) if item.status else 'not judged'}{noise(item)}</td>",
+        cell(interval(item.gain, digits, "+")),
+        cell(signed(item.paper, digits)),
+        cell(shown),
+        cell(str(item.gain.seeds if item.gain else 0)),
+    ]
+
+
+def noise(item: Evidence) -> str:
+    """A failure that says nothing against the claim is marked."""
+    gain = item.gain
+    return "<small>within the noise</small>" if item.status == REFUTED and gain and gain.low <= 0 <= gain.high else ""
+
+
+def prediction_table(study: Study) -> str:
+    rows = []
+    for item in predictions(study):
+        found = item.evidence
+        rows.append(
+            [
+                f'<th scope="row">{escape(TITLES[item.task])}</th>',
+                f"<td>{verdict(item.verdict)}{noise(found)}</td>",
+                cell(interval(found.gain, 1, "+"), small=found.note),
+                cell(signed(found.paper, 1)),
+                cell(str(found.gain.seeds if found.gain else 0)),
+                cell(item.expected),
+                words(REASONS[item.task]),
+            ]
+        )
+    heads = ("task", "verdict", "gain", "paper", "seeds", "expected", "reason")
+    intro = "The paper’s Table 4 says what sequence mixing should gain on each task, at equal parameters."
+    return paragraph(intro) + table(heads, rows, left=("reason",)) + paragraph(PREDICTION_RULE, "note")

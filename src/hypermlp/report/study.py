@@ -1,0 +1,365 @@
+"""What a results folder holds: runs read from disk, their scores by seed, means with confidence intervals.
+
+A folder of runs has plan.json ({"plan": …, "starts": [provenance, …]}) and runs.jsonl, one record a line (experiments/runs.py):
+
+    MAD       mixer, task, setting, seed, lr, weight_decay, protocol, metrics, curve, parameters, inner, size, seconds, error
+    language  kind "language", mixer, seed, parameters, inner, curve [{step, train_loss, loss}, …], final {loss}, seconds, error
+
+Fields that a record lacks are shown as unknown; a line without a mixer and a seed is damaged. Folders with the same plan belong
+to one study. A folder with one MAD plan and one language plan is both halves of Table 1; otherwise every plan stands alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from hypermlp.data.mad_settings import TASKS
+from hypermlp.experiments.mad import setting_score
+from hypermlp.experiments.runs import Record, read_lines
+from hypermlp.mixers import MIXERS
+from hypermlp.mixers.labels import ALIASES, TABLE1
+
+AVERAGE, LOSS = "average", "loss"  # measures beside the tasks: mean over the tasks, and the language model's loss
+CONFIDENCE = 0.95
+LAST = 5  # evaluations whose mean is a language model's final loss
+REFERENCES = ("S-pc", "S-p", "S")  # softmax attention, the first of them that was run
+SAME = {"hyperglu": "G-cg-q-12o", "hypermlp": "R-cg-q-12o", "softmax": "S-p"}  # registered name → the label it is
+
+
+# ---- statistics ----
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds; half: of its confidence interval, None with one seed."""
+
+    mean: float
+    half: float | None
+    seeds: int
+
+    @property
+    def low(self) -> float:
+        return -math.inf if self.half is None else self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        return math.inf if self.half is None else self.mean + self.half
+
+
+def estimate(values: Iterable[float]) -> Estimate | None:
+    """Mean and Student's confidence interval; None without values."""
+    found = list(values)
+    if not found:
+        return None
+    half = student_t(len(found) - 1) * stdev(found) / math.sqrt(len(found)) if len(found) > 1 else None
+    return Estimate(fmean(found), half, len(found))
+
+
+@cache
+def student_t(freedom: int) -> float:
+    """The t within which Student's distribution has its middle 95 %, by halving an interval."""
+    low, high = 0.0, 20.0  # 12.7 with one degree of freedom
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if central_share(middle, freedom) < CONFIDENCE else (low, middle)
+    return high
+
+
+def central_share(t: float, freedom: int) -> float:
+    """P(|T| < t) for a whole number of degrees of freedom: a finite sum in the angle atan(t / √freedom)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    odd = freedom % 2
+    term = total = math.cos(angle) if odd else 1.0
+    for k in range(2 + odd, freedom, 2):
+        term *= (k - 1) / k * math.cos(angle) ** 2
+        total += term
+    if not odd:
+        return math.sin(angle) * total
+    return 2 / math.pi * (angle + (math.sin(angle) * total if freedom > 1 else 0))
+
+
+# ---- a study ----
+
+
+@dataclass(frozen=True)
+class Study:
+    """All runs that may be compared with each other."""
+
+    folders: tuple[str, ...]
+    plans: dict[str, dict[str, Any]]  # "mad" and "language", where there are such runs
+    starts: list[dict[str, Any]]  # provenance of every start of a program that wrote runs
+    mad: list[Record]
+    language: list[Record]
+    damaged: int = 0  # lines that are no runs
+
+    @property
+    def records(self) -> list[Record]:
+        return [*self.mad, *self.language]
+
+    @cached_property
+    def mixers(self) -> list[str]:
+        """In the order of Table 1, then other labels, then rivals."""
+        order = [*TABLE1, *MIXERS]
+        found = {record["mixer"] for record in self.records}
+        last = len(TABLE1) - 0.5  # between the labels of the table and the registry
+        return sorted(found, key=lambda name: (order.index(name) if name in order else last, name))
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        found = {record["task"] for record in self.mad}
+        return [task for task in TASKS if task in found]
+
+    @cached_property
+    def measures(self) -> list[str]:
+        """What there are numbers of: the average, the tasks, the loss."""
+        return [*([AVERAGE] if self.tasks else []), *self.tasks, *([LOSS] if self.language else [])]
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        return sorted({record["seed"] for record in self.records})
+
+    @cached_property
+    def all_settings(self) -> dict[str, str]:
+        """Setting → task, in the order of the runs."""
+        return {record["setting"]: record["task"] for record in self.mad}
+
+    def settings(self, task: str) -> list[str]:
+        return [setting for setting, own in self.all_settings.items() if own == task]
+
+    @cached_property
+    def chosen(self) -> dict[tuple[str, str, int], Record]:
+        """(mixer, setting, seed) → the run whose learning rate the protocol picks; runs without a score are left out."""
+        groups: dict[tuple[str, str, int], list[Record]] = {}
+        for record in self.mad:
+            groups.setdefault((record["mixer"], record["setting"], record["seed"]), []).append(record)
+        found = {}
+        for place, group in groups.items():
+            if (score := setting_score(group)) is not None:
+                scored = [record for record in group if record["error"] is None and record["metrics"] is not None]
+                found[place] = next(record for record in scored if record["metrics"]["accuracy"] == score)
+        return found
+
+    @cached_property
+    def language_runs(self) -> dict[tuple[str, int], Record]:
+        """(mixer, seed) → its run with the lowest final loss, where there are several learning rates."""
+        found: dict[tuple[str, int], Record] = {}
+        for record in self.language:
+            place, loss = (record["mixer"], record["seed"]), final_loss(record)
+            if loss is not None and (place not in found or loss < (final_loss(found[place]) or math.inf)):
+                found[place] = record
+        return found
+
+    @cached_property
+    def accuracies(self) -> dict[tuple[str, str], dict[int, float]]:
+        """(mixer, setting) → seed → percent."""
+        found: dict[tuple[str, str], dict[int, float]] = {}
+        for (mixer, setting, seed), record in self.chosen.items():
+            found.setdefault((mixer, setting), {})[seed] = 100 * record["metrics"]["accuracy"]
+        return found
+
+    def setting_values(self, mixer: str, setting: str) -> dict[int, float]:
+        return self.accuracies.get((mixer, setting), {})
+
+    @cached_property
+    def table(self) -> dict[tuple[str, str], dict[int, float]]:
+        """(mixer, measure) → seed → number: accuracies in percent over all settings of a task, loss in nats.
+
+        A seed counts where nothing of it is missing, so that all means of a column are over the same things.
+        """
+        found: dict[tuple[str, str], dict[int, float]] = {}
+        for mixer in self.mixers:
+            for task in self.tasks:
+                found[mixer, task] = common_mean([self.setting_values(mixer, key) for key in self.settings(task)])
+            found[mixer, AVERAGE] = common_mean([found[mixer, task] for task in self.tasks])
+            losses = {seed: final_loss(record) for (name, seed), record in self.language_runs.items() if name == mixer}
+            found[mixer, LOSS] = {seed: loss for seed, loss in losses.items() if loss is not None}
+        return found
+
+    def values(self, mixer: str, measure: str) -> dict[int, float]:
+        return self.table.get((mixer, measure), {})
+
+    def score(self, mixer: str, measure: str) -> Estimate | None:
+        return estimate(self.values(mixer, measure).values())
+
+    def gain(self, better: str, worse: str, measure: str) -> Estimate | None:
+        """How much better one mixer is than another, over the seeds that both have: points of accuracy, or loss saved."""
+        a, b = self.values(better, measure), self.values(worse, measure)
+        sign = -1 if measure == LOSS else 1
+        return estimate(sign * (a[seed] - b[seed]) for seed in sorted(a.keys() & b.keys()))
+
+    def base_setting(self, task: str) -> str:
+        """The setting that the others differ from in one number."""
+        keys = self.settings(task)
+        return min(keys, key=lambda key: sum(len(changes(key, other)) for other in keys))
+
+    def axes(self, task: str) -> dict[str, list[tuple[float, str]]]:
+        """What was varied alone → (value, setting), the base among them."""
+        base = self.base_setting(task)
+        found: dict[str, list[tuple[float, str]]] = {}
+        for key in self.settings(task):
+            changed = changes(base, key)
+            if len(changed) == 1:
+                found.setdefault(changed[0], []).append((read_setting(key)[changed[0]], key))
+        return {name: sorted([*points, (read_setting(base)[name], base)]) for name, points in found.items()}
+
+
+def common_mean(columns: Sequence[dict[int, float]]) -> dict[int, float]:
+    """Seed → mean over the columns, for the seeds that all of them have."""
+    common = set.intersection(*map(set, columns)) if columns else set()
+    return {seed: fmean(column[seed] for column in columns) for seed in sorted(common)}
+
+
+def final_loss(record: Record) -> float | None:
+    if record["error"] is not None:
+        return None
+    loss: float | None = (record.get("final") or {}).get("loss")
+    if loss is not None:
+        return loss
+    points = curve(record, "loss")
+    return fmean(y for _, y in points[-LAST:]) if points else None
+
+
+def curve(record: Record, measure: str) -> list[tuple[int, float]]:
+    """(step, value) after every evaluation in training that gave a finite number."""
+    points = record.get("curve") or []
+    return [(p["step"], p[measure]) for p in points if p.get("step") and p.get(measure) is not None]
+
+
+def evaluations_until(record: Record, threshold: float) -> int | None:
+    """The number of the first evaluation with a lower loss, from 1."""
+    return next((i for i, (_, loss) in enumerate(curve(record, "loss"), 1) if loss < threshold), None)
+
+
+def mean_curve(records: Sequence[Record], measure: str) -> list[tuple[float, Estimate]]:
+    """Step → mean over runs. A run that ended early, because it had solved its task, keeps its last value."""
+    curves = [points for record in records if (points := curve(record, measure))]
+    steps = sorted({step for points in curves for step, _ in points})
+    found = []
+    for step in steps:
+        here = [bisect_left(points, (step + 1,)) - 1 for points in curves]
+        known = [points[i][1] for points, i in zip(curves, here, strict=True) if i >= 0]
+        if len(known) == len(curves) and (mean := estimate(known)) is not None:
+            found.append((float(step), mean))
+    return found
+
+
+@cache
+def read_setting(key: str) -> dict[str, Any]:
+    """All numbers of a setting from its key, such as "in-context-recall/vocab_size=32"."""
+    task, _, rest = key.partition("/")
+    values = dataclasses.asdict(TASKS[task].baseline)
+    for part in rest.split(",") if "=" in rest else []:
+        name, _, value = part.partition("=")
+        values[name] = ast.literal_eval(value)
+    return values
+
+
+def changes(key: str, other: str) -> list[str]:
+    a, b = read_setting(key), read_setting(other)
+    return [name for name in a if a[name] != b[name]]
+
+
+def title_of(mixer: str) -> str:
+    """The name that a label has in the paper, or the full one of a rival; empty if there is none."""
+    return ALIASES.get(mixer) or (MIXERS[mixer].title if mixer in MIXERS else "")
+
+
+# ---- reading ----
+
+
+@dataclass(frozen=True)
+class Part:
+    """The runs of one folder and one kind."""
+
+    folder: str
+    kind: str
+    plan: dict[str, Any]
+    starts: list[dict[str, Any]]
+    records: list[Record]
+    damaged: int
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """What must agree between runs that are compared; which models take part may differ."""
+        return {name: value for name, value in self.plan.items() if name != "models"}
+
+
+def read_studies(folder: Path) -> list[Study]:
+    """The studies below `folder`."""
+    parts = [part for path in sorted(folder.rglob("runs.jsonl")) for part in read_parts(folder, path)]
+    groups: dict[str, list[list[Part]]] = {"mad": [], "language": []}
+    for part in parts:
+        group = next((g for g in groups[part.kind] if g[0].rules == part.rules), None)
+        if group is None:
+            groups[part.kind].append([part])
+        else:
+            group.append(part)
+    if not parts:
+        raise ValueError(
+            f"there are no finished runs in {folder} or below: a folder of results holds runs.jsonl; "
+            "make one with, for example, hypermlp mad --scale quick"
+        )
+    mad, language = groups["mad"], groups["language"]
+    if len(mad) == len(language) == 1:
+        return [new_study([*mad[0], *language[0]])]
+    return [new_study(group) for group in [*mad, *language]]
+
+
+def read_parts(root: Path, path: Path) -> list[Part]:
+    records, damaged = read_lines(path)
+    try:
+        head = json.loads((path.parent / "plan.json").read_text())
+    except FileNotFoundError:
+        head = {}
+    except ValueError as error:
+        raise ValueError(f"{path.parent / 'plan.json'} is not JSON ({error}); restore it, or move its folder away") from None
+    kinds: dict[tuple[str, str | None], list[Record]] = {}
+    for record in records:
+        kind = record.get("kind", "mad")
+        if not is_run(record, kind):
+            damaged += 1
+            continue
+        mixer = SAME.get(record["mixer"], record["mixer"])
+        kinds.setdefault((kind, record.get("protocol")), []).append({"error": None, "metrics": None, **record, "mixer": mixer})
+    name = path.parent.relative_to(root).as_posix()
+    found = []
+    for (kind, protocol), runs in kinds.items():
+        plan = {"protocol": protocol, **head.get("plan", {})}
+        found.append(Part(name, kind, plan, head.get("starts", []), runs, damaged))
+        damaged = 0  # counted once
+    return found
+
+
+def is_run(record: Record, kind: object) -> bool:
+    """Whether there is what a run cannot be shown without."""
+    if not isinstance(record.get("mixer"), str) or not isinstance(record.get("seed"), int):
+        return False
+    return kind == "language" or (kind == "mad" and record.get("task") in TASKS and {"setting", "protocol"} <= record.keys())
+
+
+def new_study(parts: Sequence[Part]) -> Study:
+    """One study of several folders; of runs with the same identity the last one counts."""
+    runs: dict[str, dict[tuple[Any, ...], Record]] = {"mad": {}, "language": {}}
+    for part in parts:
+        for r in part.records:
+            identity = tuple(r.get(name) for name in ("mixer", "setting", "seed", "lr", "weight_decay"))
+            runs[part.kind][identity] = r
+    starts = {part.folder: part.starts for part in parts}
+    return Study(
+        folders=tuple(dict.fromkeys(part.folder for part in parts)),
+        plans={part.kind: part.plan for part in parts},
+        starts=[start for each in starts.values() for start in each],
+        mad=list(runs["mad"].values()),
+        language=list(runs["language"].values()),
+        damaged=sum(part.damaged for part in parts),
+    )

@@ -1,0 +1,251 @@
+"""Runs in worker processes: what is finished stays finished, whatever happens."""
+
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from hypermlp.experiments.runs import Desk, Folder, Progress, load_state, run, save_state
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Adds 1, 2, … n, slowly; on the way it may fail."""
+
+    key: str
+    n: int = 3
+    accident: str = ""  # happens unless the file `cured` exists
+    cured: str = "nowhere"
+    seconds: float = 0.0  # per step
+
+    @property
+    def identity(self) -> dict[str, int]:
+        return {"n": self.n}
+
+    @property
+    def cost(self) -> float:
+        return self.n
+
+
+def add(job: Sum, desk: Desk) -> dict[str, float]:
+    state = desk.load() or {"step": 0, "total": torch.zeros(1), "resumed": -1}
+    state["resumed"] += 1
+    while state["step"] < job.n:
+        state["step"] += 1
+        state["total"] += state["step"]
+        time.sleep(job.seconds)
+        if job.accident and state["step"] == 2 and not Path(job.cured).exists():
+            if job.accident == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if job.accident == "raised":
+                raise ZeroDivisionError("an accident")
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # from now on the disk is as good as full
+        desk.tick(state["step"], job.n, {"total": float(state["total"])}, lambda: state)
+    return {
+        "total": float(state["total"]),
+        "resumed": state["resumed"],
+        "threads": torch.get_num_threads(),
+        "odd": float("nan"),
+    }
+
+
+def test_failures_are_recorded_the_rest_goes_on_and_only_what_is_asked_for_is_repeated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cured = str(tmp_path / "cured")
+    jobs = [Sum("a"), Sum("b", accident="raised", cured=cured), Sum("c", accident="killed", cured=cured), Sum("d", n=4)]
+    seen: list[Progress] = []
+    ended: list[str] = []
+    with Folder(tmp_path / "out") as folder:
+        folder.begin({"plan": 1})
+        records = run(
+            folder, jobs, add, workers=2, checkpoint_seconds=0, tell=seen.append, done=lambda r: ended.append(r["key"])
+        )
+    assert [record["key"] for record in records] == list("abcd")
+    assert sorted(ended) == list("abcd")
+    assert [record.get("total") for record in records] == [6, None, None, 10]
+    assert records[0]["threads"] == 1
+    assert records[0]["n"] == 3
+    assert records[0]["error"] is None
+    assert records[0]["odd"] is None  # JSON has no NaN
+    assert records[1]["error"] == "ZeroDivisionError: an accident"
+    assert "in add" in records[1]["traceback"]
+    assert "SIGKILL" in records[2]["error"]
+    assert (len(seen[-1].finished), seen[-1].failed, seen[-1].total, seen[-1].running) == (4, 2, 4, ())
+    assert any(progress.running for progress in seen)
+    assert seen[-1].seconds_left == 0
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == [folder.checkpoint("c").name]
+
+    with Folder(tmp_path / "out") as folder:
+        assert run(folder, jobs, add) == records  # nothing is left to do, so nothing starts
+        Path(cured).touch()
+        folder.checkpoint("b").write_bytes(b"noise")
+        caplog.set_level(logging.INFO)
+        again = run(folder, jobs, add, workers=1, retry_failed=True)
+    assert [record["total"] for record in again] == [6, 6, 6, 10]
+    assert [record["resumed"] for record in again] == [0, 0, 1, 0]  # the killed run had saved its first step
+    assert f"{folder.checkpoint('b').name}: damaged checkpoint" in caplog.text  # what a worker says is heard here
+    assert again[0] == records[0]
+    assert len((tmp_path / "out" / "runs.jsonl").read_text().splitlines()) == 6
+    assert list((tmp_path / "out" / "checkpoints").iterdir()) == []
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_runs import Sum, add
+from hypermlp.experiments.runs import Folder, run
+if __name__ == "__main__":
+    with Folder(Path({out!r})) as folder:
+        folder.begin({{}})
+        run(folder, [Sum("a"), Sum("b", n=1000, seconds=0.01)], add, workers=1, checkpoint_seconds=0)
+"""
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_study_leaves_no_process_and_continues(number: signal.Signals, tmp_path: Path) -> None:
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), out=str(out)))
+    process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    checkpoint = Folder(out).checkpoint("b")
+    wait_for(checkpoint.exists)
+    with pytest.raises(RuntimeError, match="in use"), Folder(out):
+        pass
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as the keyboard does: to all processes
+    else:
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert errors.count("Traceback") == (number == signal.SIGINT)  # of the parent alone
+    wait_for(lambda: not session_alive(process.pid))
+    with Folder(out) as folder:
+        assert list(folder.records) == ["a"]
+        state = load_state(checkpoint)
+        assert state is not None
+        assert state["total"] == sum(range(state["step"] + 1))
+        records = run(folder, [Sum("a"), Sum("b", n=1000)], add, workers=1)
+    assert records[1]["total"] == 500500
+    assert records[1]["resumed"] == 1
+
+
+def session_alive(leader: int) -> bool:
+    """Whether a process of that session runs; one that ended and was not waited for does not."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(session) == leader and state != "Z":
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "tail, kept, dropped",
+    [
+        (b'{"key": "c", "err', "ab", 1),
+        (b'{"key": "c", "error": null}', "abc", 0),  # whole but for its line end
+        (b"\0\0\0\0", "ab", 1),
+        (b'\xff{\n{"key": "c", "error": null}\n', "abc", 1),
+    ],
+)
+def test_a_half_written_line_is_dropped_with_a_notice(
+    tail: bytes, kept: str, dropped: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    lines = tmp_path / "runs.jsonl"
+    lines.write_bytes(b'{"key": "a", "error": null}\n{"key": "b", "error": null}\n' + tail)
+    with Folder(tmp_path) as folder:
+        assert list(folder.records) == list(kept)
+        folder.append({"key": "d", "error": None})
+    assert [json.loads(line)["key"] for line in lines.read_text().splitlines()] == [*kept, "d"]
+    assert (f"dropped {dropped} damaged" in caplog.text) == (dropped > 0)
+
+
+def test_a_damaged_checkpoint_is_ignored_with_a_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    state = {"weights": torch.arange(100.0), "curve": [{"step": 1, "loss": 0.5}], "stopped": None}
+    save_state(tmp_path / "whole.pt", state)
+    loaded = load_state(tmp_path / "whole.pt")
+    assert loaded is not None
+    assert torch.equal(loaded.pop("weights"), state.pop("weights"))
+    assert loaded == state
+    whole = (tmp_path / "whole.pt").read_bytes()
+    flipped = bytearray(whole)
+    flipped[whole.index(torch.arange(100.0).numpy().tobytes()[40:80])] ^= 1  # a bit of a weight
+    for name, data in {"empty": b"", "cut": whole[:-100], "flipped": bytes(flipped), "noise": os.urandom(2000)}.items():
+        (tmp_path / f"{name}.pt").write_bytes(data)
+        assert load_state(tmp_path / f"{name}.pt") is None
+        assert f"{name}.pt: damaged checkpoint" in caplog.text
+    assert load_state(tmp_path / "absent.pt") is None
+    assert "absent" not in caplog.text
+
+
+def test_a_full_disk_is_reported_and_nothing_is_lost(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Folder(tmp_path) as folder:
+        folder.append({"key": "a", "text": "x" * 5000})
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (8000, before[1]))  # no file may grow beyond
+            with pytest.raises(OSError, match="its 1 runs are safe"):
+                folder.append({"key": "b", "text": "x" * 5000})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert list(folder.records) == ["a"]
+        folder.append({"key": "c"})
+    with Folder(tmp_path) as folder:
+        assert list(folder.records) == ["a", "c"]
+
+
+def test_checkpoints_that_cannot_be_written_stop_the_study_and_are_not_the_runs_fault(tmp_path: Path) -> None:
+    with Folder(tmp_path) as folder:
+        with pytest.raises(OSError, match=r"cannot write checkpoints to .* finished runs are safe"):
+            run(folder, [Sum("a"), Sum("b", n=9, accident="disk")], add, workers=1, checkpoint_seconds=0)
+        assert list(folder.records) == ["a"]
+        state = load_state(folder.checkpoint("b"))
+        assert state is not None
+        assert state["step"] == 1  # the last one that was whole
+
+
+def test_a_plan_may_grow_but_not_change(tmp_path: Path) -> None:
+    with Folder(tmp_path) as folder:
+        folder.begin({"width": 64, "steps": {"a": 1}, "rates": (0.1,)})
+    with Folder(tmp_path) as folder:
+        folder.begin({"width": 64, "steps": {"b": 2}, "rates": (0.1,)})
+        assert folder.plan == {"width": 64, "steps": {"a": 1, "b": 2}, "rates": [0.1]}
+        assert folder.start == 1
+    saved = (tmp_path / "plan.json").read_text()
+    with Folder(tmp_path) as folder, pytest.raises(ValueError, match=r"holds runs with steps\.a = 1, not 3; choose another"):
+        folder.begin({"steps": {"a": 3}})
+    assert (tmp_path / "plan.json").read_text() == saved
+    starts = json.loads(saved)["starts"]
+    assert len(starts) == 2
+    assert all(start["torch"] == torch.__version__ for start in starts)
+
+
+def test_mistakes_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    with Folder(tmp_path) as folder:
+        with pytest.raises(ValueError, match=r"workers \(0\) must be at least 1"):
+            run(folder, [Sum("a")], add, workers=0)
+        with pytest.raises(ValueError, match="2 jobs have the key 'a'"):
+            run(folder, [Sum("a"), Sum("a")], add)
+    assert not (tmp_path / "runs.jsonl").exists()

@@ -1,0 +1,195 @@
+"""The page as a reader gets it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from made_up import language, mad, write
+
+from hypermlp.experiments import paper
+from hypermlp.experiments.mad import make_plan, plan_jobs, train
+from hypermlp.experiments.runs import Folder
+from hypermlp.report.charts import nice_ticks, number
+from hypermlp.report.page import Section, write_report
+from hypermlp.report.study import read_studies
+
+VOID = {"meta", "line", "path", "polygon", "polyline", "circle"}  # without content, in HTML or as written in the SVG
+
+
+class Checker(HTMLParser):
+    """Collects the text, and fails on tags that do not close in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.ids += [values["id"] or ""] if "id" in values else []
+        self.links += [values["href"] or ""] if "href" in values else []
+        assert "src" not in values
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in VOID
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] not in (["style"], ["script"]):
+            self.text.append(data)
+
+
+def check(page: str) -> str:
+    """The page's text, after what holds for every page."""
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    assert checker.open == []
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", page)
+    assert not re.search(r"\b(nan|inf)\b", page)
+    assert len(set(checker.ids)) == len(checker.ids)
+    assert {link[1:] for link in checker.links} <= set(checker.ids)
+    return re.sub(r"\s+", " ", " ".join(checker.text))
+
+
+def page_of(folder: Path, *sections: Section) -> str:
+    return check(write_report(folder, sections=sections).read_text())
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Both halves for four labels and a rival, three seeds."""
+    labels = ("S-pc", "R-pc", "R-cg-q", "R-cg-q-12o", "R-12!")
+    mads = [
+        mad(label, task, paper.TABLE1[label].accuracy[task] - seed, seed, parameters=99_000 if "!" in label else 80_000)
+        for label in labels
+        for task in paper.TASKS
+        for seed in range(3)
+    ]
+    mads += [mad("gla", task, 50, seed, inner=190, seconds=80.0) for task in paper.TASKS for seed in range(3)]
+    write(tmp_path / "mad", mads)
+    languages = [language(label, paper.TABLE1[label].loss, seed) for label in labels for seed in range(3)]
+    write(tmp_path / "language", languages, {"study": "language", "width": 128, "length": 64})
+    return tmp_path
+
+
+def test_every_section_is_there(results: Path) -> None:
+    text = page_of(results, Section("A demo", "<p>learned lags</p>"))
+    for title in ("Summary", "Table 1", "Learning curves", "Accuracy against difficulty", "Findings", "Predictions"):
+        assert title in text
+    for title in ("Parameter budgets", "Run times", "Failures", "Provenance", "A demo"):
+        assert title in text
+    assert "Best MAD average within the budget: R-cg-q-12o (80.0 ± 2.5)" in text.replace("  ", " ")
+    assert "feed-forward widened in 6 of 6 settings, by up to 14" in text
+    assert "Every run has a score." in text
+    assert "Every task was run at one setting only" in text
+    assert "hypermlp made-up" in text
+    assert "learned lags" in text
+
+
+def test_charts_have_a_line_for_every_mixer(results: Path) -> None:
+    page = write_report(results, results / "elsewhere" / "page.html").read_text()
+    assert page.count("<figure>") == 7
+    assert page.count("<polyline") == 6 * 6 + 5
+    assert page.count('class="band"') == 6 * 6 + 5
+    assert not (results / "report.html").exists()
+
+
+def test_times_are_relative_to_softmax_attention(results: Path) -> None:
+    text = page_of(results)
+    assert "÷ S-pc" in text
+    assert re.search(r"gla Gated linear attention 18 80 s 200\.0 2\.00", text)  # 80 s, 400 steps; the others take 40 s
+
+
+def test_a_study_of_one_seed(tmp_path: Path) -> None:
+    write(tmp_path, [mad(label, "compression", 50) for label in ("S-pc", "G-cg-q-12o")])
+    text = page_of(tmp_path)
+    assert "one seed, so no interval" in text
+    assert "six findings, 6 without enough runs" in text
+    assert "±" not in text
+
+
+def test_text_from_results_is_escaped(tmp_path: Path) -> None:
+    records = [mad("<i>x</i>", "compression", 50), mad("S", "compression", 0, error="<b>bad</b> & worse", traceback="<u>")]
+    write(tmp_path, records)
+    page = write_report(tmp_path, sections=[Section("<em>", "")]).read_text()
+    for tag in ("<i>", "<b>", "<u>", "<em>"):
+        assert tag not in page
+    text = check(page)
+    assert "<b>bad</b> & worse" in text
+    assert "a <b>CPU</b>" in text
+
+
+def test_failures_are_listed(tmp_path: Path) -> None:
+    records = [
+        mad("S", "compression", 50),
+        mad("R", "compression", 0, error="RuntimeError: no memory", metrics=None, curve=None, parameters=None),
+        mad("G-12!", "compression", 0, metrics=None, stopped="the loss of step 3 is not finite"),
+        language("S", 3, final=None, curve=[]),
+    ]
+    write(tmp_path, records)
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write("{\n")
+    text = page_of(tmp_path)
+    assert "RuntimeError: no memory" in text
+    assert "the loss of step 3 is not finite" in text
+    assert "it has no score" in text
+    assert "Left out: 1 line" in text
+
+
+def test_nothing_but_failures(tmp_path: Path) -> None:
+    write(tmp_path, [{"key": "a", "mixer": "S", "task": "compression", "setting": "compression/baseline", "seed": 0}])
+    with pytest.raises(ValueError, match="no finished runs"):  # without a protocol it is no run
+        write_report(tmp_path)
+    write(tmp_path, [mad("S", "compression", 0, error="no", metrics=None, curve=None)])
+    text = page_of(tmp_path)
+    assert "No run has a score of every task yet." in text
+    assert "No run has a curve yet." in text
+
+
+def test_difficulty_is_drawn_where_it_was_varied(tmp_path: Path) -> None:
+    settings = ("baseline", "vocab_size=32", "vocab_size=64", "seq_len=64")
+    write(tmp_path, [mad("S", "compression", 50, setting=setting) for setting in settings])
+    text = page_of(tmp_path)
+    assert "Compression: vocabulary" in text
+    assert "Compression: length" in text
+
+
+def test_studies_that_cannot_be_compared_stand_apart(tmp_path: Path) -> None:
+    write(tmp_path / "a", [mad("S", "compression", 50)])
+    write(tmp_path / "b", [mad("S", "compression", 50, protocol="faithful")])
+    text = page_of(tmp_path)
+    assert "MAD, clean protocol (a)" in text
+    assert "MAD, faithful protocol (b)" in text
+
+
+def test_ticks() -> None:
+    assert nice_ticks(0, 100) == [0, 20, 40, 60, 80, 100]
+    assert nice_ticks(2.93, 3.31) == pytest.approx([3.0, 3.1, 3.2, 3.3])
+    assert [number(tick) for tick in (0, 0.4, 1024, 6400, 20000)] == ["0", "0.4", "1024", "6.4k", "20k"]
+
+
+def test_real_records(tmp_path: Path) -> None:
+    """What the program writes is what the report reads: two models, two seeds, a handful of steps."""
+    plan = make_plan("clean", "quick", steps=4, examples=32)
+    with Folder(tmp_path) as folder:
+        for job in plan_jobs(folder, ["S-pc", "hyperglu"], ["in-context-recall"], plan, seeds=2):
+            folder.append({"key": job.key, **job.identity, "error": None, **train(job)})
+    text = page_of(tmp_path)
+    (study,) = read_studies(tmp_path)
+    assert study.mixers == ["S-pc", "G-cg-q-12o"]
+    assert [score.seeds for mixer in study.mixers if (score := study.score(mixer, "in-context-recall"))] == [2, 2]
+    assert "width 32" in text
+    assert "Every run has a score." in text
+    assert re.search(r"models without ! differ by [01]\.\d% of their parameters at most\.", text)
+    largest = max(record["parameters"] for record in study.mad)
+    assert f"{largest / 1000:.1f}k" in text

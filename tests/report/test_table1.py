@@ -1,0 +1,100 @@
+"""The grid of Table 1."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from made_up import language, mad, write
+from rich.console import Console
+
+from hypermlp.experiments import paper
+from hypermlp.report.study import AVERAGE, LOSS, Study, read_studies
+from hypermlp.report.table1 import Row, columns, grid, show_table1, signed, table1_markdown, thresholds
+
+
+def study_of(folder: Path, *halves: list[dict[str, object]]) -> Study:
+    for i, records in enumerate(halves):
+        write(folder / str(i), records)
+    (study,) = read_studies(folder)
+    return study
+
+
+def cells(row: Row) -> dict[str | float, tuple[str, str, float | None]]:
+    return {cell.column.key: (cell.text, cell.paper_text, cell.difference) for cell in row.cells}
+
+
+def test_measured_numbers_beside_the_papers(tmp_path: Path) -> None:
+    mads = [mad("S-pc", task, value + seed, seed) for task in paper.TASKS for seed, value in ((0, 60), (1, 62), (2, 64))]
+    study = study_of(tmp_path, mads, [language("S-pc", 3.0, seed) for seed in range(3)])
+    (row,) = grid(study)
+    found = cells(row)
+    assert found["compression"] == ("63.0 ± 7.5", "51.6", pytest.approx(63 - 51.62))  # 3 · 4.3027 / √3
+    assert found[AVERAGE] == ("63.0 ± 7.5", "80.2", pytest.approx(63 - 80.15))
+    assert found[LOSS] == ("3.000 ± 0.000", "3.047", pytest.approx(3 - 3.0466))
+    assert row.parameters_text == "80.0k"
+
+
+def test_missing_cells(tmp_path: Path) -> None:
+    records = [mad("S", "compression", 50, 0), mad("S", "memorization", 50, 0), mad("gla", "compression", 40, 0)]
+    records += [mad("S", "compression", 50, 0, setting="vocab_size=32")]
+    ours, rival = grid(study_of(tmp_path, records))
+    assert cells(ours)[AVERAGE] == ("50.0", "32.2", pytest.approx(50 - (35.19 + 29.24) / 2))  # the paper's of the same tasks
+    assert cells(rival) == {key: ("–", "–", None) for key in ("compression", "memorization", AVERAGE)}
+    assert [cell.finished for cell in rival.cells] == ["1 of 2 runs", "", ""]
+    assert [column.title for column in columns(study_of(tmp_path))][-1] == "MAD average of 2"
+
+
+def test_over_parameterised_rows_say_by_how_much(tmp_path: Path) -> None:
+    records = [mad("S", "compression", 1), mad("R-12!", "compression", 1, parameters=100_000)]
+    plain, over = grid(study_of(tmp_path, records))
+    assert (plain.over, over.over) == (False, True)
+    assert over.parameters_text == "100.0k (×1.25)"
+
+
+def test_thresholds_follow_the_papers_rule(tmp_path: Path) -> None:
+    ours = study_of(tmp_path / "paper", [language(label, row.loss) for label, row in paper.TABLE1.items()])
+    assert thresholds(ours) == paper.THRESHOLDS
+    assert all(column.comparable for column in columns(ours))
+    other = study_of(tmp_path / "other", [language("S", 1.62), language("S-p", 1.41)])
+    assert thresholds(other) == (1.8, 1.7, 1.6, 1.5)
+    assert [cell.difference for row in grid(other) for cell in row.cells] == [None] * 10  # another scale
+    # Losses from 0.5 above the end in steps of 0.1: S-p is at 1.91, 1.81, 1.71, 1.61, 1.51, 1.41.
+    reached = [cell.measured and cell.measured.mean for cell in grid(other)[1].cells]
+    assert reached[1:] == [3, 4, 5, 6]
+    assert [cell.text for cell in grid(other)[0].cells][-1] == "–"  # S stays above 1.5
+
+
+def test_signs() -> None:
+    assert [signed(value, 1) for value in (0.04, -0.04, 1.26, -1.26)] == ["0.0", "0.0", "+1.3", "−1.3"]
+
+
+def test_markdown(tmp_path: Path) -> None:
+    records = [mad("G-cg-q-12o", "compression", 50), mad("gla", "compression", 40)]
+    assert table1_markdown(study_of(tmp_path, records)) == "\n".join(
+        [
+            "| mixer | parameters | Compression | MAD average of 1 |",
+            "| --- | ---: | ---: | ---: |",
+            "| G-cg-q-12o (HyperGLU) | 80.0k | 50.0 (49.6) | 50.0 (49.6) |",
+            "| gla (Gated linear attention) | 80.0k | 40.0 | 40.0 |",
+        ]
+    )
+
+
+def test_terminal(tmp_path: Path) -> None:
+    study = study_of(tmp_path, [mad("S-pc", "compression", 60)], [language("S-pc", 3.1), language("gla", 3.2)])
+    console = Console(width=110, file=io.StringIO())
+    show_table1(console, study)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    for text in (
+        "60.0",
+        "51.6 +8.4",
+        "3.100",
+        "Gated linear attention",
+        "one seed, so no interval",
+        "not on the paper's scale",
+    ):
+        assert text in shown
+    assert "…" not in shown
