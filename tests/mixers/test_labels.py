@@ -90,9 +90,9 @@ def test_a_rank_of_ones_own() -> None:
 @pytest.mark.parametrize("text", [t for t in LABELS if "q" in t])
 def test_rank_step_is_the_smallest_rank(text: str) -> None:
     label = Label.parse(text)
-    assert build(label, WIDTH, LENGTH, qk_rank=label.rank_step).q.out_features == label.rank_step
+    assert build(label, WIDTH, LENGTH, qk_rank=label.rank_step()).q.out_features == label.rank_step()
     with pytest.raises(ValueError, match="must be divisible by"):
-        build(label, WIDTH, LENGTH, qk_rank=label.rank_step // 2)
+        build(label, WIDTH, LENGTH, qk_rank=label.rank_step() // 2)
 
 
 # text, where the caret stands, what the message says besides, the nearest label

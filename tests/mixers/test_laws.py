@@ -1,4 +1,4 @@
-"""The laws of mixers/base.py over the whole registry; a new mixer is included by its line there."""
+"""The laws of mixers/base.py over the whole registry and Table 1; a new mixer is included by its line there."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import nn
 
 from helpers import assert_same, perturb, randn, run_layer
 from hypermlp.mixers import MIXERS, build_mixer
+from hypermlp.mixers.labels import TABLE1
 
 WIDTH, T = 16, 13
-each_mixer = pytest.mark.parametrize("name", sorted(MIXERS))
+each_mixer = pytest.mark.parametrize("name", [*sorted(MIXERS), *TABLE1])
 
 
 def build(name: str) -> nn.Module:
@@ -72,6 +73,18 @@ def test_batch_equals_its_rows(name: str) -> None:
             assert_same(found[key][b : b + 1], alone[key])
 
 
+@each_mixer
+@pytest.mark.parametrize("size", [1e-4, 1e2, 1e4])
+def test_gradients_are_finite_however_far_gates_and_decays_are_driven(name: str, size: float) -> None:
+    """Inputs of this size drive every gate and decay of a perturbed mixer to its limits."""
+    mixer, x = build(name), size * randn(2, 70, WIDTH)
+    if name in TABLE1:
+        mixer = perturb(build_mixer(name, WIDTH, 70).double())
+    found = run_layer(mixer, x, randn(2, 70, WIDTH, seed=1))
+    for key, value in found.items():
+        assert value.isfinite().all(), key
+
+
 def test_unknown_mixer_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=f"unknown mixer 'linear attention'; known are {', '.join(sorted(MIXERS))}"):
+    with pytest.raises(ValueError, match=f"unknown mixer 'linear attention'; known are {', '.join(sorted(MIXERS))}, and the l"):
         build_mixer("linear attention", WIDTH, T)

@@ -102,10 +102,9 @@ class Label:
         mixing = "1" * self.mix1 + "2" * self.mix2 + "o" * self.lag
         return "-".join(part for part in (self.base, feat, rank, mixing) if part) + "!" * self.over
 
-    @property
-    def rank_step(self) -> int:
-        """What qk_rank must be a multiple of, with two heads."""
-        return (4 if self.base == "G" else 2) * (2 if self.rope else 1)
+    def rank_step(self, n_head: int = 2) -> int:
+        """What qk_rank must be a multiple of."""
+        return n_head * (2 if self.base == "G" else 1) * (2 if self.rope else 1)
 
     @classmethod
     def parse(cls, text: str) -> Label:
@@ -176,11 +175,12 @@ def edits(a: str, b: str) -> int:
 def build(label: Label | str, width: int, length: int, qk_rank: int | None = None, n_head: int = 2) -> Mixer:
     """The mixer of a label, of this width and for contexts of up to `length` tokens.
 
-    qk_rank: the width of q and k over all heads, for labels with q (None: width / 4).
+    qk_rank: the width of q and k over all heads, for labels with q (None: width / 4, rounded up to what the heads can share).
     """
     label = Label.parse(label) if isinstance(label, str) else label
     if qk_rank is None:
-        qk_rank = width // 4 if label.compress_qk else width
+        step = label.rank_step(n_head)
+        qk_rank = -(-width // 4 // step) * step if label.compress_qk else width
     elif not label.compress_qk:
         raise ValueError(f"qk_rank ({qk_rank}) is for labels with q; {label} has q and k of the full width")
     common: dict[str, Any] = {

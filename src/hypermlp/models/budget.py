@@ -91,7 +91,7 @@ def size_of(name: str) -> tuple[str, int, str]:
         obstacle = "its q and k have the full width, as its label says"
     elif not (label.gate or label.mix1 or label.mix2):
         obstacle = "compressed, as its label says, and nothing added: a matched rank would be the full one"
-    return "qk_rank", label.rank_step, obstacle
+    return "qk_rank", label.rank_step(), obstacle
 
 
 def match_models(
