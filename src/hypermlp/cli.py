@@ -208,6 +208,58 @@ def report(
     console.print(f"Report: {write_report(folder, out)}")
 
 
+@app.command()
+def train(
+    name: Annotated[str, typer.Argument(help="tiny (minutes on two cores), nanogpt-owt2, 340m-15b or 1.3b-100b.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Fields to change, such as model.mixer=softmax train.steps=100.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the plan: parameters, tokens, operations, memory, time.")
+    ] = False,
+    processes: Annotated[int, typer.Option(min=1, help="For --dry-run: how many there would be.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest undamaged checkpoint in --out.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME.")] = None,
+) -> None:
+    """Train a language model. On several processes: torchrun --nproc-per-node N --no-python hypermlp train NAME …"""
+    from hypermlp.report.train import show_plan, show_training
+
+    if dry_run:
+        show_plan(Console(), name, overrides or (), processes=processes)
+    elif not show_training(Console(), name, overrides or (), out=out or Path("runs") / name, resume=resume):
+        raise typer.Exit(130)
+
+
+Model = Annotated[Path, typer.Option("--model", help="Folder of a saved model or of a training run.")]
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to go on from.")],
+    model: Model = Path("runs/tiny"),
+    count: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 300,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest.")] = None,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest that make up this share.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+) -> None:
+    """Let a trained model write, token by token."""
+    from hypermlp.report.train import show_text
+
+    show_text(Console(), model, prompt, count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
+    out: Annotated[Path, typer.Argument(help="Folder for config.json, model.safetensors and the tokenizer.")],
+) -> None:
+    """Save the newest checkpoint as a model that this package and Hugging Face's Auto classes load."""
+    from hypermlp.train.checkpoint import export_newest
+
+    Console().print(f"{export_newest(run, out)} → {out}")
+
+
 data = typer.Typer(help="Text to train language models on.", no_args_is_help=True)
 app.add_typer(data, name="data")
 

@@ -1,0 +1,229 @@
+"""Named configurations of language models, and how single fields of them are changed: `model.mixer=softmax train.steps=100`."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+
+from hypermlp import notice
+from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, match_inner_width
+from hypermlp.train.language import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which text a model is trained on."""
+
+    corpus: str  # "stdlib", a path, "hub:owner/name", or a folder with a prepared corpus
+    tokenizer: str | None = None  # "bytes", "bpe:4096", or the path of a tokenizer.json; None: that of the prepared corpus
+    context: int  # tokens of a training sequence
+    documents: bool = False  # keep documents apart
+
+    def __post_init__(self) -> None:
+        if self.context < 1:
+            raise ValueError(f"data.context ({self.context}) must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All that decides what a training run computes; plain data."""
+
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig
+
+    def __post_init__(self) -> None:
+        if self.model.style == "gpt2" and self.data.context > self.model.length:
+            raise ValueError(
+                f"data.context ({self.data.context}) must be at most model.length ({self.model.length}), "
+                f"the number of learned position embeddings; give model.length={self.data.context}"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole run."""
+        return self.train.steps * self.train.batch * self.data.context
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RunConfig:
+        return cls(
+            model=ModelConfig.from_dict(values["model"]),
+            data=DataConfig(**values["data"]),
+            train=TrainConfig(**values["train"]),
+        )
+
+
+def paper(width: int, tokens: float) -> RunConfig:
+    """The language models of section 3: FineWeb-Edu, the LLaMA-2 tokenizer, half a million tokens an update."""
+    context, batch = 4096, 128
+    update = batch * context
+    return RunConfig(
+        model=ModelConfig(vocabulary=32000, width=width, depth=24, length=context),
+        data=DataConfig(corpus="hub:HuggingFaceFW/fineweb-edu", tokenizer="tokenizer.json", context=context),
+        train=TrainConfig(
+            steps=round(tokens / update),
+            batch=batch,
+            micro=4,
+            lr=4e-4,
+            warmup=round(1e9 / update),
+            precision="bfloat16",
+            checkpointing=True,
+            evaluate_every=500,
+            save_every=500,
+            asynchronous=True,
+        ),
+    )
+
+
+CONFIGS: dict[str, RunConfig] = {
+    # Minutes on two cores, and needs no file.
+    "tiny": RunConfig(
+        model=ModelConfig(vocabulary=257, width=96, depth=4, length=256),
+        data=DataConfig(corpus="stdlib", tokenizer="bytes", context=256),
+        train=TrainConfig(
+            steps=600, batch=16, micro=8, lr=3e-3, warmup=60, evaluate_every=50, evaluate_batches=16, save_every=50
+        ),
+    ),
+    # Table 1: GPT-2 small with NanoGPT's settings, of whose 600,000 steps the paper takes 80 × 500.
+    "nanogpt-owt2": RunConfig(
+        model=ModelConfig(vocabulary=50304, width=768, depth=12, length=1024, style="gpt2"),
+        data=DataConfig(corpus="openwebtext2", tokenizer="tokenizer.json", context=1024),
+        train=TrainConfig(
+            steps=40_000,
+            batch=480,
+            micro=12,
+            lr=6e-4,
+            warmup=2000,
+            decay=600_000,
+            precision="bfloat16",
+            parallel="ddp",
+            evaluate_every=500,
+            save_every=500,
+            asynchronous=True,
+        ),
+    ),
+    # Table 2
+    "340m-15b": paper(1024, 15e9),
+    "1.3b-100b": paper(2048, 100e9),
+}
+
+
+def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
+    """The named configuration, with fields changed.
+
+    What follows from a changed field follows it, unless it is given too: model.length a new context, model.inner a new width,
+    and, so that models stay equal in parameters, model.inner a new mixer.
+
+    >>> configure("tiny", ["train.steps=100", "data.context=128"]).model.length
+    128
+    """
+    if name not in CONFIGS:
+        raise ValueError(f"unknown configuration {name!r}; known are {', '.join(CONFIGS)}")
+    changes = dict(map(parse_override, overrides))
+    found = apply(CONFIGS[name], changes)
+    if "model.mixer" in changes and not changes.keys() & {"model.inner", "model.size"}:
+        mixer = changes.pop("model.mixer")
+        reference = apply(CONFIGS[name], changes).model
+        if mixer != reference.mixer:
+            model = match(found.model, reference)
+            found = dataclasses.replace(found, model=model)
+            notice.once(
+                f"model.inner={model.inner} (not {reference.inner}) gives {mixer} as many parameters as {reference.mixer}: "
+                f"{count(model):,} and {count(reference):,}"
+            )
+    return found
+
+
+def apply(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    parts: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "train": {}}
+    for key, value in changes.items():
+        part, _, field = key.partition(".")
+        parts[part][field] = value
+    if "context" in parts["data"]:
+        parts["model"].setdefault("length", parts["data"]["context"])
+    if parts["model"].keys() & {"width", "style"}:
+        parts["model"].setdefault("inner", None)
+    made: dict[str, Any] = {part: dataclasses.replace(getattr(config, part), **given) for part, given in parts.items()}
+    return RunConfig(**made)
+
+
+def match(model: ModelConfig, reference: ModelConfig) -> ModelConfig:
+    """The model with a feed-forward as wide as it takes to have the reference's number of parameters."""
+    assert reference.inner is not None
+    inner = match_inner_width(count(reference), partial(build_without_memory, model), reference.inner)
+    return model.replace(inner=inner)
+
+
+def build_without_memory(model: ModelConfig, inner: int | None = None) -> LanguageModel:
+    with torch.device("meta"):
+        return LanguageModel(model if inner is None else model.replace(inner=inner))
+
+
+def count(model: ModelConfig) -> int:
+    return count_parameters(build_without_memory(model))
+
+
+# From text to a field's value
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`train.steps=100` to its key and value."""
+    key, equals, value = text.partition("=")
+    kinds = fields()
+    if not equals or key not in kinds:
+        raise ValueError(f"{text!r} must be field=value with one of the fields {', '.join(kinds)}")
+    try:
+        return key, parse(kinds[key], value)
+    except ValueError as error:
+        raise ValueError(f"{key} ({value}) must be {describe(kinds[key])}") from error
+
+
+def fields() -> dict[str, Any]:
+    """The fields that can be changed, with their types."""
+    parts = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
+    return {f"{part}.{name}": kind for part, made in parts.items() for name, kind in get_type_hints(made).items()}
+
+
+def parse(kind: Any, text: str) -> Any:
+    """`text` as a value of this type; a ValueError if it is none."""
+    if get_origin(kind) in (Union, types.UnionType):
+        for choice in sorted(get_args(kind), key=lambda choice: choice is str):  # everything is a str
+            try:
+                return parse(choice, text)
+            except ValueError:
+                continue
+    elif get_origin(kind) is tuple:
+        parts = text.split(",")
+        kinds = get_args(kind)
+        if len(parts) > 1 and (kinds[-1] is ... or len(parts) == len(kinds)):
+            return tuple(parse(kinds[0], part) for part in parts)
+    elif get_origin(kind) is Literal:
+        if text in get_args(kind):
+            return text
+    elif kind is bool or kind is type(None):
+        words = {"true": True, "false": False} if kind is bool else {"none": None}
+        if text.lower() in words:
+            return words[text.lower()]
+    else:
+        return kind(text)
+    raise ValueError(f"{text!r} is not {describe(kind)}")
+
+
+def describe(kind: Any) -> str:
+    """A type in the words of a message."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(map(describe, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return f"{describe(get_args(kind)[0])}s with commas between them"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(kind, "none")

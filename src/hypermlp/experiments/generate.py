@@ -1,0 +1,70 @@
+"""Text from a saved model or a training run, as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from hypermlp.data.tokenizers import Tokenizer, find_tokenizer
+from hypermlp.models.generate import stream
+from hypermlp.models.lm import LanguageModel
+from hypermlp.models.saved import CONFIG, TOKENIZER, load_model
+from hypermlp.train.checkpoint import load_checkpoint, newest
+
+
+def open_model(folder: Path) -> tuple[LanguageModel, Tokenizer]:
+    """A model and its tokenizer from a saved model, or from the newest checkpoint of a training run."""
+    saved = (folder / CONFIG).is_file()
+    source = folder if saved else newest(folder / "checkpoints")
+    if source is None:
+        raise ValueError(f"{folder} holds neither a saved model ({CONFIG}) nor a training run with a checkpoint")
+    if not (source / TOKENIZER).is_file():
+        raise ValueError(f"{source} has no {TOKENIZER}, which turns text into tokens")
+    model = load_model(source) if saved else load_checkpoint(source)
+    return model.eval(), find_tokenizer(str(source))
+
+
+def write_text(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompt: str,
+    count: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Up to `count` tokens after the prompt, in pieces of text; they end where the document does."""
+    start = [tokenizer.end, *tokenizer.encode(prompt).tolist()]  # a document begins where another has ended
+    if model.config.style == "gpt2":
+        count = min(count, model.config.length - len(start))
+    device = next(model.parameters()).device
+    tokens = stream(
+        model, torch.tensor([start], device=device), count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+    )
+    return decode(tokenizer, until(tokenizer.end, (int(token) for token in tokens)))
+
+
+def until(end: int, tokens: Iterable[int]) -> Iterator[int]:
+    for token in tokens:
+        if token == end:
+            return
+        yield token
+
+
+def decode(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+    """The text of tokens that arrive one by one: a character that is not complete yet waits for the rest of its bytes."""
+    seen: list[int] = []
+    shown, text = 0, ""
+    for token in tokens:
+        seen.append(token)
+        text = tokenizer.decode(seen)
+        ready = len(text) - text.endswith("\N{REPLACEMENT CHARACTER}")
+        if ready > shown:
+            yield text[shown:ready]
+            shown = ready
+    if text[shown:]:
+        yield text[shown:]

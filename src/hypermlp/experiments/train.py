@@ -1,0 +1,219 @@
+"""A training run: data, model and training joined in a folder of its own.
+
+run.json          the configuration, the corpus, and where, when and by which command it was started
+metrics.jsonl     a line for every update
+checkpoints/      the last ones
+model/            the trained model, when the run is finished
+lock              held by the process that works here
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from hypermlp import notice
+from hypermlp.data.corpus import INDEX, SPLITS, Corpus, SplitName, open_corpus, read_corpus
+from hypermlp.data.packing import Batches
+from hypermlp.data.shards import prepare
+from hypermlp.data.text import find_source
+from hypermlp.data.tokenizers import find_tokenizer
+from hypermlp.experiments.configs import DataConfig, RunConfig, count
+from hypermlp.experiments.generate import write_text
+from hypermlp.experiments.runs import stop_signals
+from hypermlp.models.lm import LanguageModel
+from hypermlp.models.saved import CONFIG, MODEL_TYPE, TOKENIZER
+from hypermlp.provenance import provenance, write_json
+from hypermlp.train.checkpoint import Checkpoints, export, newest
+from hypermlp.train.distributed import World
+from hypermlp.train.language import Pass, Step, Training, train
+from hypermlp.train.metrics import Metrics
+
+RUN, CHECKPOINTS, MODEL, CORPUS = "run.json", "checkpoints", "model", "corpus"
+IN_MEMORY = 2**26  # bytes of text up to which a corpus is tokenised anew at every start
+# Fields that change how a run is computed, watched and kept, not what it computes.
+FREE = (
+    *("micro", "parallel", "checkpointing", "save_every", "keep", "asynchronous"),
+    *("evaluate_every", "evaluate_batches", "sample"),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is ready to go on."""
+
+    config: RunConfig
+    out: Path
+    world: World
+    corpus: Corpus
+    batches: Batches  # of training, a pass of every process at a time
+    validation: Sequence[Pass]
+    training: Training
+    parameters: int
+    checkpoints: Checkpoints
+    lock: TextIO | None  # of the first process
+
+    @property
+    def stopped(self) -> bool:
+        """Before its last step."""
+        return self.training.step < self.config.train.steps
+
+    def steps(self) -> Iterator[Step]:
+        """Train; SIGTERM and Ctrl-C end it after the step it is at, with a checkpoint."""
+        metrics = Metrics(self.out, self.training.step) if self.world.main else None
+        try:
+            with stop_signals() as signals:
+                yield from train(
+                    self.training,
+                    self.batch,
+                    self.checkpoints,
+                    metrics,
+                    validation=self.validation,
+                    sample=self.sample if self.config.train.sample else None,
+                    stopping=lambda: bool(signals),
+                )
+            if self.world.main and not self.stopped:
+                checkpoint = newest(self.checkpoints.folder)
+                assert checkpoint is not None
+                export(checkpoint, self.out / MODEL)
+        finally:
+            if metrics is not None:
+                metrics.close()
+            if self.lock is not None:
+                self.lock.close()
+
+    def batch(self, step: int) -> Sequence[Pass]:
+        passes = self.config.train.passes(self.world.size)
+        return [self.batches.at(step * passes + i) for i in range(passes)]
+
+    def sample(self, model: LanguageModel) -> str:
+        return "".join(write_text(model, self.corpus.tokenizer, "", self.config.train.sample, seed=self.config.train.seed))
+
+
+def start(config: RunConfig, out: Path, world: World | None = None, *, resume: bool = False) -> Run:
+    """Check everything, take the folder, and load the last checkpoint where there is one."""
+    world = world or World()
+    config.train.passes(world.size)  # a batch that cannot be divided fails here,
+    parameters = count(config.model)  # and a model that cannot be built here
+    lock = take(out, resume) if world.main else None
+    world.share(None)  # others wait for the folder
+    try:
+        corpus = find_corpus(config.data, out, world)
+        if corpus.tokenizer.vocabulary > config.model.vocabulary:
+            raise ValueError(
+                f"the tokenizer has {corpus.tokenizer.vocabulary} tokens, more than model.vocabulary "
+                f"({config.model.vocabulary}); give model.vocabulary={corpus.tokenizer.vocabulary}"
+            )
+        batches, validation = (make_batches(config, corpus, split, world) for split in SPLITS)
+        if world.main:
+            write_down(config, corpus, out)
+        world.share(None)
+        torch.manual_seed(config.train.seed)
+        model = LanguageModel(config.model)
+        training = Training(model, config.train, world)
+        files = {
+            CONFIG: json.dumps({"model_type": MODEL_TYPE, **config.model.to_dict()}, indent=2),
+            TOKENIZER: json.dumps(corpus.tokenizer.to_dict()),
+        }
+        checkpoints = Checkpoints(out / CHECKPOINTS, world, keep=config.train.keep, files=files)
+        latest = checkpoints.latest()
+        if latest is not None:
+            training.resume(checkpoints.load(latest, training.state()))
+        held_out = [validation.at(i) for i in range(min(len(validation), config.train.evaluate_batches))]
+        return Run(config, out, world, corpus, batches, held_out, training, parameters, checkpoints, lock)
+    except BaseException:
+        if lock is not None:
+            lock.close()
+        raise
+
+
+def make_batches(config: RunConfig, corpus: Corpus, split: SplitName, world: World) -> Batches:
+    return Batches(
+        corpus,
+        split,
+        context=config.data.context,
+        batch=config.train.micro * world.size,
+        seed=config.train.seed if split == "train" else None,
+        documents=config.data.documents,
+        rank=world.rank,
+        world=world.size,
+    )
+
+
+def take(out: Path, resume: bool) -> TextIO:
+    """Make the folder and lock it, until this process ends in whichever way."""
+    used = out.exists() and any(path.name not in ("lock", CORPUS) for path in out.iterdir())
+    if used and not (out / RUN).is_file():
+        raise ValueError(f"{out} holds other files; give a new folder")
+    if used and not resume:
+        raise ValueError(f"{out} holds a run already; resume it (--resume), or give a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    lock = open(out / "lock", "w")  # noqa: SIM115  (held by the run)
+    if os.name == "posix":
+        import fcntl
+
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ValueError(f"{out} is in use: another process trains there") from None
+    return lock
+
+
+def write_down(config: RunConfig, corpus: Corpus, out: Path) -> None:
+    """Add this start to run.json; refused if it would compute something else than those before."""
+    described = {
+        "name": corpus.name,
+        "tokenizer": corpus.tokenizer.fingerprint,
+        "tokens": {name: len(tokens) for name, tokens in corpus.splits.items()},
+    }
+    new = json.loads(json.dumps({"config": config.to_dict(), "corpus": described}))
+    path = out / RUN
+    starts = []
+    if path.is_file():
+        old = json.loads(path.read_text(encoding="utf-8"))
+        starts = old.pop("starts")
+        check_same(old, new, out)
+    write_json(path, {**new, "starts": [*starts, provenance(config.train.seed)]})
+
+
+def check_same(old: dict[str, Any], new: dict[str, Any], out: Path) -> None:
+    before, after = flat(old), flat(new)
+    free = {f"config.train.{name}" for name in FREE}
+    if after["config.train.steps"] > before["config.train.steps"]:
+        free.add("config.train.steps")
+        if after["config.train.decay"] is None:
+            notice.once("more train.steps than before also stretch the cosine; give train.decay to leave it as it was")
+    missing = "nothing"
+    differing = [key for key in before | after if before.get(key, missing) != after.get(key, missing) and key not in free]
+    if differing:
+        told = [f"{key.removeprefix('config.')} was {before.get(key)!r}, not {after.get(key)!r}" for key in differing]
+        raise ValueError(f"{out} holds a run that differs: {'; '.join(told)}. Give the old values, or a new folder")
+
+
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one with dotted keys."""
+    if not isinstance(value, dict):
+        return {name: value}
+    return {key: v for part, inner in value.items() for key, v in flat(inner, f"{name}.{part}".removeprefix(".")).items()}
+
+
+def find_corpus(data: DataConfig, out: Path, world: World) -> Corpus:
+    """Open a prepared corpus, or tokenise: a small one in memory, a large one once, into shards in the run's folder."""
+    prepared = next((folder for folder in (Path(data.corpus), out / CORPUS) if (folder / INDEX).is_file()), None)
+    if prepared is not None:
+        return open_corpus(prepared)
+    source = find_source(data.corpus)
+    tokenizer = find_tokenizer(data.tokenizer or "bytes", source)
+    if source.size <= IN_MEMORY and not data.corpus.startswith("hub:"):
+        return read_corpus(source, tokenizer)
+    if world.size > 1:
+        raise ValueError(f"data.corpus ({data.corpus}) is large; prepare it once, then give the folder of the prepared one")
+    notice.once(f"tokenising {data.corpus} into {out / CORPUS}; a run that is stopped meanwhile goes on with --resume")
+    return prepare(source, out / CORPUS, tokenizer, workers=os.cpu_count() or 1, provenance=provenance())

@@ -1,0 +1,75 @@
+"""A saved model: one folder of plain data that loads without running code.
+
+config.json          {"model_type": "hypermlp", and the fields of ModelConfig}
+model.safetensors    the weights; a tied head is absent
+tokenizer.json       what turns text into tokens, as the corpus had it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from hypermlp.models.lm import LanguageModel, ModelConfig
+from hypermlp.provenance import write_json
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+MODEL_TYPE = "hypermlp"
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors that make up a model, by name, each once; they share memory with it."""
+    found: dict[str, Tensor] = {}
+    parameters = {id(p): name for name, p in reversed([*model.named_parameters(remove_duplicate=False)])}  # the first name
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if parameters.get(id(tensor), name) == name:
+            found[name] = tensor.detach()
+    return found
+
+
+def save_model(model: LanguageModel, folder: Path, tokenizer: dict[str, Any] | None = None) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / f".{WEIGHTS}"
+    save_file({name: tensor.cpu().contiguous() for name, tensor in weights(model).items()}, fresh, {"format": "pt"})
+    os.replace(fresh, folder / WEIGHTS)
+    if tokenizer is not None:
+        write_json(folder / TOKENIZER, tokenizer)
+    write_json(folder / CONFIG, {"model_type": MODEL_TYPE, **model.config.to_dict()})  # last: what has one is complete
+
+
+def load_model(folder: Path) -> LanguageModel:
+    config = read_config(folder)
+    model = LanguageModel(config)
+    try:
+        saved = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder / WEIGHTS} cannot be read ({error}); save the model again") from error
+    own = weights(model)
+    wrong = sorted(name for name in own.keys() | saved.keys() if name not in own or name not in saved)
+    wrong = wrong or sorted(name for name in own if own[name].shape != saved[name].shape)
+    if wrong:
+        names = ", ".join(wrong[:3])
+        raise ValueError(f"{folder / WEIGHTS} does not fit its {CONFIG}: {names} is missing, unknown or of another shape")
+    for name, tensor in own.items():
+        tensor.copy_(saved[name])
+    return model
+
+
+def read_config(folder: Path) -> ModelConfig:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no saved model: it has no {CONFIG}")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        kind = values.pop("model_type", None)
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if kind != MODEL_TYPE:
+        raise ValueError(f"{path} has model_type {kind!r}; it must be {MODEL_TYPE!r}")
+    return ModelConfig.from_dict(values)

@@ -1,0 +1,220 @@
+"""Checkpoints that survive kills, full disks and damage, and can be read by any number of processes.
+
+    checkpoints/step-00000500/
+      shard-*.safetensors    tensors, each process its share (torch.distributed.checkpoint)
+      …                      small files that say what the tensors are
+      complete.json          the step, and size and SHA-256 of every file
+
+A checkpoint is written under another name, forced to the disk and then renamed: one that has its name is complete. The format
+is safetensors and JSON throughout, so that reading one runs no code; DCP's own reader would unpickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from hypermlp import notice
+from hypermlp.models.lm import LanguageModel
+from hypermlp.models.saved import TOKENIZER, read_config, save_model, weights
+from hypermlp.train.distributed import World
+
+COMPLETE = "complete.json"
+TEMPORARY, OLD = ".new-", ".old-"
+
+
+class Checkpoints:
+    """The checkpoints of one run. Every process calls the methods, in the same order."""
+
+    def __init__(self, folder: Path, world: World, *, keep: int = 2, files: dict[str, str] | None = None) -> None:
+        self.folder, self.world, self.keep = folder, world, keep
+        self.files = files or {}  # name → content, to lie in every checkpoint
+        self.pending: Future[None] | None = None
+        self.thread = ThreadPoolExecutor(1)
+        if world.main:
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in [*folder.glob(TEMPORARY + "*"), *folder.glob(OLD + "*")]:
+                shutil.rmtree(leftover)
+
+    def save(self, step: int, state: dict[str, Tensor], *, wait: bool = True) -> None:
+        """Write `state`; without `wait` a copy of it, while training goes on. One is written at a time."""
+        self.finish()
+        if wait:
+            self._write(step, state)
+        else:
+            copy = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
+            self.pending = self.thread.submit(self._write, step, copy)
+
+    def finish(self) -> None:
+        """Wait for what is still being written; its failure shows here."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.result()
+
+    def latest(self) -> Path | None:
+        """The newest undamaged checkpoint."""
+        return self.world.share(newest(self.folder) if self.world.main else None)
+
+    def load(self, path: Path, state: dict[str, Tensor]) -> int:
+        """Fill `state` in place, whichever number of processes wrote it; the step it is of."""
+        with single_process_is_meant():
+            state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(path)), process_group=self.world.saving)
+        return step_of(path)
+
+    def _write(self, step: int, state: dict[str, Tensor]) -> None:
+        final = self.folder / name_of(step)
+        temporary = final.with_name(TEMPORARY + final.name)
+        try:
+            with single_process_is_meant():
+                writer = Writer(temporary, step, self.files)
+                state_dict_saver.save(state, storage_writer=writer, process_group=self.world.saving)
+            if self.world.main:
+                until_now = [path for path in complete(self.folder) if step_of(path) <= step]
+                for old in until_now[self.keep :]:
+                    remove(old)
+        except CheckpointException as error:  # of any process; torch does not derive it from Exception
+            cause = next((e for e, _ in error.failures.values() if isinstance(e, OSError)), None)
+            failure = f"cannot write the checkpoint of step {step} to {self.folder}"
+            if cause is None:
+                raise RuntimeError(f"{failure}: {error}") from error
+            raise OSError(
+                cause.errno,
+                f"{failure} ({cause.strerror}); what was saved before is untouched: make room, and resume from there",
+            ) from error
+        finally:
+            if self.world.main:
+                shutil.rmtree(temporary, ignore_errors=True)  # gone already if all went well
+
+
+class Writer(HuggingFaceStorageWriter):
+    """Each process writes its share; the first one, when all have, completes the folder and gives it its name."""
+
+    def __init__(self, folder: Path, step: int, files: dict[str, str]) -> None:
+        super().__init__(str(folder), save_distributed=True)
+        self.folder, self.step, self.small_files = folder, step, files
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        for name, content in self.small_files.items():
+            write(self.folder / name, content)
+        found = {path.name: describe(path) for path in sorted(self.folder.iterdir())}
+        for name in found:
+            sync(self.folder / name)
+        write(self.folder / COMPLETE, json.dumps({"step": self.step, "files": found}, indent=2))
+        sync(self.folder)
+        final = self.folder.with_name(self.folder.name.removeprefix(TEMPORARY))
+        if final.exists():
+            remove(final)  # a damaged one that this run went back behind
+        os.rename(self.folder, final)
+        sync(final.parent)
+
+
+def export(checkpoint: Path, out: Path) -> None:
+    """Turn a checkpoint into a saved model (models/saved.py)."""
+    tokenizer = checkpoint / TOKENIZER
+    data = json.loads(tokenizer.read_text(encoding="utf-8")) if tokenizer.exists() else None
+    save_model(load_checkpoint(checkpoint), out, data)
+
+
+def export_newest(run: Path, out: Path) -> Path:
+    """Turn the newest undamaged checkpoint of a training run into a saved model; returns which one it was."""
+    checkpoint = newest(run / "checkpoints")
+    if checkpoint is None:
+        raise ValueError(f"{run} holds no training run with a checkpoint; give the folder that hypermlp train wrote")
+    export(checkpoint, out)
+    return checkpoint
+
+
+def load_checkpoint(checkpoint: Path) -> LanguageModel:
+    """The model alone, whole in this process, whichever number of processes wrote it."""
+    model = LanguageModel(read_config(checkpoint))
+    state = {f"model.{name}": tensor for name, tensor in weights(model).items()}
+    with single_process_is_meant():
+        state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
+    return model
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def complete(folder: Path) -> list[Path]:
+    """Checkpoints in a folder, the newest first."""
+    return sorted(folder.glob("step-*"), key=step_of, reverse=True)
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest undamaged checkpoint; a notice names the damaged ones before it."""
+    for path in complete(folder):
+        damage = find_damage(path)
+        if damage is None:
+            return path
+        notice.once(f"{path} is damaged ({damage}); going back to the one before")
+    return None
+
+
+def find_damage(path: Path) -> str | None:
+    try:
+        files = json.loads((path / COMPLETE).read_text())["files"]
+        for name, expected in files.items():
+            if describe(path / name) != expected:
+                return f"{name} was altered"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def describe(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def write(path: Path, content: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    if os.name != "posix":
+        return  # Windows does not open folders
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """In one step, as seen from outside."""
+    old = path.with_name(OLD + path.name)
+    os.rename(path, old)
+    shutil.rmtree(old)
+
+
+@contextmanager
+def single_process_is_meant() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield

@@ -1,0 +1,292 @@
+"""Training runs by name: configurations and their changes, the folder, signals, text."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from safetensors.torch import load_file
+
+from hypermlp.data.tokenizers import ByteTokenizer
+from hypermlp.experiments.configs import CONFIGS, RunConfig, configure, count
+from hypermlp.experiments.generate import decode, open_model, write_text
+from hypermlp.experiments.plan import plan
+from hypermlp.experiments.train import start
+from hypermlp.report.train import show_plan, show_text, show_training
+from hypermlp.train.checkpoint import complete, newest, step_of
+from hypermlp.train.metrics import read_metrics
+
+SMALL = (
+    *(
+        "model.width=16",
+        "model.depth=1",
+        "data.context=16",
+        "train.steps=6",
+        "train.batch=4",
+        "train.micro=2",
+        "train.warmup=2",
+    ),
+    *("train.evaluate_every=3", "train.evaluate_batches=2", "train.save_every=2", "train.sample=8"),
+)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    path = tmp_path / "corpus.txt"
+    path.write_text("".join(f"{n} squared is {n * n}, déjà vu.\n" for n in range(300)), encoding="utf-8")
+    return f"data.corpus={path}"
+
+
+def run(out: Path, *overrides: str, resume: bool = False) -> bool:
+    return show_training(Console(quiet=True), "tiny", [*SMALL, *overrides], out=out, resume=resume)
+
+
+def tensors(out: Path) -> dict[str, bytes]:
+    """Every bit of the last checkpoint."""
+    (shard,) = newest(out / "checkpoints").glob("*.safetensors")
+    return {name: tensor.numpy().tobytes() for name, tensor in load_file(shard).items()}
+
+
+# Configurations
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configurations_are_json_data(name: str) -> None:
+    config = CONFIGS[name]
+    assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize(
+    "name, parameters, tokens, warmup",
+    [("340m-15b", 340e6, 15e9, 1e9), ("1.3b-100b", 1.3e9, 100e9, 1e9), ("nanogpt-owt2", 124e6, 40_000 * 0.5e6, 2000 * 0.5e6)],
+)
+def test_the_papers_settings(name: str, parameters: float, tokens: float, warmup: float) -> None:
+    config = CONFIGS[name]
+    update = config.train.batch * config.data.context
+    assert update == pytest.approx(0.5e6, rel=0.05)
+    assert count(config.model) == pytest.approx(parameters, rel=0.05)
+    assert config.tokens == pytest.approx(tokens, rel=0.02)
+    assert config.train.warmup * update == pytest.approx(warmup, rel=0.02)
+    assert (config.train.weight_decay, config.train.clip, config.train.betas) == (0.1, 1.0, (0.9, 0.95))
+
+
+def test_fields_are_changed_and_what_follows_from_them_follows() -> None:
+    config = configure(
+        "tiny", ["data.context=64", "model.width=48", "train.lr=1e-3", "train.checkpointing=TRUE", "model.size=none"]
+    )
+    assert (config.data.context, config.model.length, config.model.inner) == (64, 64, 128)
+    assert (config.train.lr, config.train.checkpointing, config.model.size) == (1e-3, True, None)
+    assert configure("tiny", ["train.betas=0.8,0.9"]).train.betas == (0.8, 0.9)
+    assert configure("tiny", ["data.context=64", "model.length=32"]).model.length == 32
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "hyperglu,softmax", "gla"])
+def test_another_mixer_gets_as_many_parameters(mixer: str) -> None:
+    reference = count(CONFIGS["tiny"].model)
+    changed = configure("tiny", [f"model.mixer={mixer}"]).model
+    assert changed.mixer == (tuple(mixer.split(",")) if "," in mixer else mixer)
+    assert count(changed) == pytest.approx(reference, rel=0.005)
+    assert configure("tiny", [f"model.mixer={mixer}", "model.inner=64"]).model.inner == 64
+
+
+@pytest.mark.parametrize(
+    "override, rule",
+    [
+        ("train.step=3", "one of the fields model.vocabulary, .*train.steps"),
+        ("train.steps", "must be field=value"),
+        ("train.steps=many", r"train.steps \(many\) must be a whole number"),
+        ("train.steps=1.5", "must be a whole number"),
+        ("train.lr=fast", "must be a number"),
+        ("train.checkpointing=yes", "must be true or false"),
+        ("train.parallel=both", "must be one of ddp, fsdp"),
+        ("train.betas=0.9", "numbers with commas"),
+        ("model.mixer=attention", "attention"),
+        ("train.micro=5", "divisible"),
+    ],
+)
+def test_bad_overrides_are_refused(override: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        configure("tiny", [override])
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(ValueError, match=r"known are tiny, nanogpt-owt2, 340m-15b, 1.3b-100b"):
+        configure("tny")
+
+
+# Runs
+
+
+def test_a_run_learns_and_leaves_everything(tmp_path: Path, corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    console = Console(width=200)
+    assert show_training(console, "tiny", [*SMALL, corpus, "train.steps=30", "train.lr=1e-2", "train.warmup=3"], out=out)
+    shown = capsys.readouterr().out
+    assert "step     30   loss" in shown
+    assert "Validation loss" in shown
+    records = read_metrics(out / "metrics.jsonl")
+    assert [record["step"] for record in records] == list(range(1, 31))
+    assert {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second"} <= records[0].keys()
+    assert records[-1]["tokens"] == 30 * 4 * 16
+    validation = [record["validation"] for record in records if "validation" in record]
+    assert len(validation) == 10
+    assert validation[-1] < 0.8 * validation[0]
+    assert (out / "loss.png").stat().st_size > 5_000
+    saved = json.loads((out / "run.json").read_text())
+    assert saved["config"]["train"]["steps"] == 30
+    assert saved["starts"][0]["torch"]
+    show_text(console, out / "model", "12 sq", 20, seed=1)
+    assert "12 sq" in capsys.readouterr().out
+
+
+def test_a_used_folder_is_refused_and_a_run_resumed_exactly(tmp_path: Path, corpus: str) -> None:
+    decay = "train.decay=9"
+    run(tmp_path / "whole", corpus, decay, "train.steps=9")
+    run(tmp_path / "run", corpus, decay)
+    with pytest.raises(ValueError, match="--resume"):
+        run(tmp_path / "run", corpus, decay)
+    with pytest.raises(ValueError, match=r"model.depth was 1, not 2; train.lr was 0.003, not 0.1"):
+        run(tmp_path / "run", corpus, decay, "model.depth=2", "train.lr=0.1", resume=True)
+    with pytest.raises(ValueError, match=r"train.steps was 6, not 5"):
+        run(tmp_path / "run", corpus, decay, "train.steps=5", resume=True)
+    assert run(tmp_path / "run", corpus, decay, "train.steps=9", "train.keep=3", resume=True)
+    assert tensors(tmp_path / "run") == tensors(tmp_path / "whole")
+    assert len(json.loads((tmp_path / "run" / "run.json").read_text())["starts"]) == 2
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("")
+    with pytest.raises(ValueError, match="holds other files"):
+        run(tmp_path / "other", corpus)
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path, corpus: str) -> None:
+    first = start(configure("tiny", [*SMALL, corpus]), tmp_path / "run")
+    with pytest.raises(ValueError, match="in use"):
+        start(configure("tiny", [*SMALL, corpus]), tmp_path / "run", resume=True)
+    list(first.steps())
+
+
+def test_a_corpus_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path, corpus: str) -> None:
+    for override, rule in [
+        ("model.vocabulary=100", "give model.vocabulary=257"),
+        ("data.context=9000", "too few for a context"),
+        ("data.corpus=nowhere", "no corpus at nowhere"),
+        ("data.tokenizer=nothing", "tokenizer"),
+    ]:
+        with pytest.raises(ValueError, match=rule):
+            run(tmp_path / "run", corpus, override)
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("documents", ["true", "false"])
+def test_documents_can_be_kept_apart(tmp_path: Path, corpus: str, documents: str) -> None:
+    run(tmp_path / "run", corpus, f"data.documents={documents}", "train.steps=2")
+    assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 2
+
+
+def test_sigterm_saves_and_ends_and_the_run_goes_on_exactly(tmp_path: Path, corpus: str) -> None:
+    changes = [corpus, "train.steps=40", "train.save_every=1000", "train.evaluate_every=1000"]
+    run(tmp_path / "whole", *changes)
+    code = """
+import sys, time
+from pathlib import Path
+from rich.console import Console
+from hypermlp.report.train import show_training
+from hypermlp.train.language import Training
+update = Training.update
+Training.update = lambda *given: (time.sleep(0.05), update(*given))[1]
+show_training(Console(), "tiny", sys.argv[2:], out=Path(sys.argv[1]))
+"""
+    out = tmp_path / "run"
+    arguments = [sys.executable, "-c", code, str(out), *SMALL, *changes]
+    child = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    while len(read_metrics(out / "metrics.jsonl")) < 3:
+        assert child.poll() is None
+        time.sleep(0.02)
+    child.send_signal(signal.SIGTERM)
+    shown, _ = child.communicate()
+    assert child.returncode == 0
+    (saved,) = complete(out / "checkpoints")
+    assert 3 <= step_of(saved) < 40
+    assert f"Stopped after step {step_of(saved)}" in shown
+    assert run(out, *changes, resume=True)
+    assert tensors(out) == tensors(tmp_path / "whole")
+
+
+def test_torchrun_trains_as_one_process_does(tmp_path: Path, corpus: str) -> None:
+    run(tmp_path / "one", corpus)
+    code = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from hypermlp.report.train import show_training
+show_training(Console(), "tiny", sys.argv[2:], out=Path(sys.argv[1]))
+"""
+    (tmp_path / "script.py").write_text(code)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    arguments = [*torchrun, str(tmp_path / "script.py"), str(tmp_path / "two"), *SMALL, corpus]
+    done = subprocess.run(arguments, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Validation loss") == 1
+    assert "2 processes (fsdp, cpu)" in done.stdout
+    one, two = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
+    for name in ("step", "tokens", "loss", "grad_norm"):
+        assert [record[name] for record in two] == pytest.approx([record[name] for record in one], rel=2e-5)
+    assert [r["validation"] for r in two if "validation" in r][-1] > 0
+
+
+# Plan and text
+
+
+def test_the_plan_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    found = show_plan(Console(width=200), "tiny", SMALL)
+    shown = capsys.readouterr().out
+    config = configure("tiny", SMALL)
+    parameters = count(config.model)
+    assert sum(found.parameters.values()) == parameters
+    assert found.tokens == 6 * 4 * 16
+    assert found.flops["weights, 6·N"] == 6 * parameters * found.tokens  # the tied embedding is the head's matrix
+    assert found.flops["mixing"] > 0
+    assert found.memory["optimiser"] == 8 * parameters
+    assert found.memory["activations"] > 2 * 16 * 4 * (257 + 16)
+    assert found.seconds > 0
+    assert "the whole model, 2 × 16 tokens" in shown
+    assert "train.betas=0.9,0.95" in shown
+
+
+def test_the_plan_of_a_large_model_measures_a_part_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hypermlp.experiments.plan.LARGEST_TRIAL", {"cpu": 1e7})
+    changes = ["model.depth=6", "data.context=64", "model.width=32", "train.micro=8"]
+    config = configure("tiny", changes)
+    whole, shared = plan(config), plan(config, processes=2)
+    assert whole.measured.startswith("1 of 6 layers")
+    assert "scaled up by operations" in whole.measured
+    assert shared.memory["optimiser"] == whole.memory["optimiser"] / 2
+    checkpointed = plan(configure("tiny", [*changes, "train.checkpointing=true"]))
+    assert checkpointed.memory["activations"] < whole.memory["activations"]
+
+
+def test_text_comes_in_whole_characters() -> None:
+    tokenizer = ByteTokenizer()
+    text = "naïve € 𝄞!"
+    pieces = list(decode(tokenizer, text.encode()))
+    assert "".join(pieces) == text
+    assert all(piece in text for piece in pieces)
+    broken = b"a\x80\x80\xe2\x82"
+    assert "".join(decode(tokenizer, broken)) == tokenizer.decode(list(broken))
+
+
+def test_text_from_a_run_or_a_model_and_from_nothing(tmp_path: Path, corpus: str) -> None:
+    run(tmp_path / "run", corpus)
+    texts = []
+    for folder in (tmp_path / "run", tmp_path / "run" / "model"):
+        model, tokenizer = open_model(folder)
+        texts.append("".join(write_text(model, tokenizer, "7 sq", 12, seed=3)))
+    assert texts[0] == texts[1]
+    assert texts[0]
+    with pytest.raises(ValueError, match="neither a saved model"):
+        open_model(tmp_path)

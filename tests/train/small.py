@@ -1,0 +1,184 @@
+"""A training small enough to be killed often, and processes to kill.
+
+As a program (`python small.py SCENARIO FOLDER`) it is the clean parent of such processes: it has imported everything and
+computed nothing yet, so its forks start at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from hypermlp.models.generate import generate
+from hypermlp.models.lm import LanguageModel, ModelConfig
+from hypermlp.train.checkpoint import Checkpoints
+from hypermlp.train.distributed import World, join
+from hypermlp.train.language import Pass, TrainConfig, Training, train
+from hypermlp.train.metrics import Metrics
+
+MODEL = ModelConfig(vocabulary=31, width=16, depth=2, length=12, mixer=("hyperglu", "softmax"))
+TRAIN = TrainConfig(steps=8, batch=8, micro=2, lr=3e-3, warmup=2, evaluate_every=4, save_every=2, sample=5)
+
+
+def config(**changes: object) -> TrainConfig:
+    return TrainConfig(**{**TRAIN.__dict__, **changes})
+
+
+def model() -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(MODEL)
+
+
+def rows(step: int, count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    """The whole batch of a step; each row leaves out another number of targets."""
+    tokens = torch.randint(MODEL.vocabulary, (count, 13), generator=torch.Generator().manual_seed(step))
+    targets = tokens[:, 1:].clone()
+    for row in range(count):
+        targets[row, : (5 * row) % 11] = -100
+    return tokens[:, :-1], targets
+
+
+def share(step: int, how: TrainConfig, world: World) -> list[Pass]:
+    """A process's part of a batch."""
+    inputs, targets = (part.chunk(world.size)[world.rank].split(how.micro) for part in rows(step))
+    return [(x, y, None) for x, y in zip(inputs, targets, strict=True)]
+
+
+def write(net: LanguageModel) -> str:
+    return " ".join(map(str, generate(net, torch.tensor([[1, 2, 3]]), 5)[0].tolist()))
+
+
+def go_on(
+    folder: Path, how: TrainConfig = TRAIN, world: World | None = None, until: int | None = None, pause: float = 0.0
+) -> Training:
+    """Train in a folder, from its last checkpoint if it has one, to the end or step `until`."""
+    world = world or World()
+    training = Training(model(), how, world)
+    checkpoints = Checkpoints(folder / "checkpoints", world, keep=how.keep, files={"config.json": described()})
+    latest = checkpoints.latest()
+    if latest is not None:
+        training.resume(checkpoints.load(latest, training.state()))
+    metrics = Metrics(folder, training.step) if world.main else None
+    steps = train(
+        training,
+        lambda step: share(step, how, world),
+        checkpoints,
+        metrics,
+        validation=share(10**6, how, world),
+        sample=write,
+        stopping=lambda: training.step == until,
+    )
+    for _ in steps:
+        time.sleep(pause)
+    if metrics is not None:
+        metrics.close()
+    return training
+
+
+def described() -> str:
+    return json.dumps({"model_type": "hypermlp", **MODEL.to_dict()})
+
+
+def contents(checkpoint: Path) -> dict[str, bytes]:
+    """Every tensor of a checkpoint that one process wrote, bit by bit. (The order in the file's head is left to chance.)"""
+    (shard,) = checkpoint.glob("*.safetensors")
+    return {name: tensor.numpy().tobytes() for name, tensor in load_file(shard).items()}
+
+
+# Processes
+
+
+def fork(work: Callable[[], object], **environment: str) -> int:
+    pid = os.fork()
+    if pid == 0:
+        os.environ.update(environment)
+        try:
+            work()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    return pid
+
+
+def succeed(*pids: int) -> None:
+    for pid in pids:
+        assert os.waitpid(pid, 0)[1] == 0
+
+
+def together(work: Callable[[World], object], count: int = 2) -> None:
+    """Run `work` in so many processes that know each other, as torchrun would."""
+
+    def joined() -> None:
+        with join() as world:
+            work(world)
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    succeed(*[fork(joined, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(count)])
+
+
+def scenario(name: str, folder: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, __file__, name, str(folder)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def kills(folder: Path) -> None:
+    """An undisturbed run, and others that are killed, ten times in all, before they may end."""
+    how = config(steps=12, save_every=1, keep=2)
+    chance = random.Random(0)
+    succeed(fork(lambda: go_on(folder / "undisturbed", how)))
+    counted = number = 0
+    while counted < 10:
+        out = folder / f"killed-{number}"
+        begin = time.monotonic()
+        while True:
+            pid = fork(lambda: go_on(out, how, pause=0.02))  # noqa: B023  (used at once)
+            time.sleep(chance.uniform(0, 1.5) if counted < 10 else 0)
+            if counted < 10 and os.waitpid(pid, os.WNOHANG) == (0, 0):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                counted += 1
+            elif counted >= 10:
+                succeed(pid)
+                break
+            else:
+                break
+        assert time.monotonic() - begin < 300
+        number += 1
+
+
+def distributed(folder: Path) -> None:
+    """The same training by one process, by two in both ways, and by one and two in turns."""
+    two = config(micro=2)
+    succeed(fork(lambda: go_on(folder / "one")))
+    for parallel in ("ddp", "fsdp"):
+        how = config(parallel=parallel)
+        together(lambda world: go_on(folder / parallel, how, world))  # noqa: B023  (used at once)
+    both = config(parallel="fsdp", checkpointing=True, asynchronous=True, precision="bfloat16")
+    together(lambda world: go_on(folder / "half", both, world))
+    together(lambda world: go_on(folder / "two-one", two, world, until=3))
+    succeed(fork(lambda: go_on(folder / "two-one")))
+    succeed(fork(lambda: go_on(folder / "one-two", until=3)))
+    together(lambda world: go_on(folder / "one-two", two, world))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    importlib.import_module("torch._dynamo")  # as every optimiser's first step does: once here, not in every fork
+    {"kills": kills, "distributed": distributed}[sys.argv[1]](Path(sys.argv[2]))

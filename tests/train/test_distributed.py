@@ -1,0 +1,52 @@
+"""Two processes train as one does."""
+
+from pathlib import Path
+
+import pytest
+from small import scenario
+
+from helpers import assert_same
+from hypermlp.models.saved import weights
+from hypermlp.train.checkpoint import load_checkpoint, newest
+from hypermlp.train.metrics import read_metrics
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("distributed")
+    scenario("distributed", folder)
+    return folder
+
+
+def curve(folder: Path) -> dict[str, list[float]]:
+    records = read_metrics(folder / "metrics.jsonl")
+    assert [record["step"] for record in records] == list(range(1, 9))
+    names = ("loss", "grad_norm", "validation", "lr", "tokens")
+    return {name: [record[name] for record in records if name in record] for name in names}
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "two-one", "one-two"])
+def test_the_losses_and_weights_are_those_of_one_process(runs: Path, name: str) -> None:
+    expected, found = curve(runs / "one"), curve(runs / name)
+    assert len(found["validation"]) == 2
+    for what, values in expected.items():
+        assert found[what] == pytest.approx(values, rel=2e-5), what
+    final = [newest(runs / run / "checkpoints") for run in ("one", name)]
+    one, two = (weights(load_checkpoint(path)) for path in final)
+    assert_same(two, one, 1e-4)
+
+
+def test_half_precision_stays_near(runs: Path) -> None:
+    expected, found = curve(runs / "one"), curve(runs / "half")
+    assert found["loss"] == pytest.approx(expected["loss"], rel=2e-2)
+    assert found["loss"] != expected["loss"]
+
+
+def test_every_process_wrote_its_share(runs: Path) -> None:
+    shards = {run: len(list(newest(runs / run / "checkpoints").glob("*.safetensors"))) for run in ("one", "fsdp", "one-two")}
+    assert shards == {"one": 1, "fsdp": 2, "one-two": 2}
+
+
+def test_all_write_the_same_text(runs: Path) -> None:
+    samples = {run: read_metrics(runs / run / "metrics.jsonl")[-1]["sample"] for run in ("one", "ddp", "fsdp")}
+    assert len(set(samples.values())) == 1

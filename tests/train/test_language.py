@@ -1,0 +1,188 @@
+"""One update: the mean over the whole batch however it is divided, the schedule, where decay falls."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small import MODEL, TRAIN, config, model, rows, share
+from torch import Tensor, nn
+
+from hypermlp.mixers import MIXERS
+from hypermlp.models.lm import LanguageModel
+from hypermlp.models.saved import load_model, save_model, weights
+from hypermlp.train.distributed import World
+from hypermlp.train.language import Training, groups
+from hypermlp.train.metrics import Metrics, read_metrics
+
+
+def trained(steps: int = 3, **changes: object) -> tuple[list[float], dict[str, Tensor]]:
+    how = config(**changes)
+    training = Training(model(), how)
+    losses = [training.update(share(step, how, World())).loss for step in range(steps)]
+    return losses, weights(training.model)
+
+
+@pytest.mark.parametrize("changes", [{"micro": 1}, {"micro": 4}, {"checkpointing": True}], ids=str)
+def test_accumulation_and_checkpointing_change_nothing(changes: dict[str, object]) -> None:
+    (expected, one), (losses, other) = trained(micro=8), trained(**{"micro": 8, **changes})
+    assert losses == pytest.approx(expected, rel=1e-6)
+    for name, tensor in one.items():
+        torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_the_loss_is_the_mean_over_counted_targets() -> None:
+    inputs, targets = rows(0)
+    expected = F.cross_entropy(model()(inputs).detach().flatten(0, 1), targets.flatten())  # without the targets −100
+    assert trained(1, micro=2)[0] == pytest.approx([float(expected)], rel=1e-6)
+
+
+def test_packed_documents_are_kept_apart() -> None:
+    inputs, targets = (part[:2] for part in rows(0))
+    training = Training(model(), TRAIN)
+    expected = training.evaluate([(inputs, targets, None)])
+    packed = (inputs.reshape(1, -1), targets.reshape(1, -1), torch.tensor([0, 12, 24], dtype=torch.int32))
+    assert training.evaluate([packed]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32() -> None:
+    (expected, _), (losses, kept) = trained(), trained(precision="bfloat16")
+    assert losses != expected
+    assert losses == pytest.approx(expected, rel=2e-2)
+    assert {tensor.dtype for tensor in kept.values()} == {torch.float32}
+
+
+def test_the_rate_warms_up_falls_as_a_cosine_and_stays_at_its_end() -> None:
+    how = config(steps=100, warmup=10, decay=60, lr=1.0)
+    assert [how.rate(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
+    assert how.rate(35) == pytest.approx(0.55)
+    assert [how.rate(step) for step in (60, 99)] == pytest.approx([0.1, 0.1])
+    assert config(steps=60, warmup=10, lr=1.0).rate(35) == how.rate(35)
+
+
+@pytest.mark.parametrize("name", sorted(MIXERS))
+def test_decay_falls_on_matrices_of_linear_maps_alone(name: str) -> None:
+    net = LanguageModel(MODEL.replace(mixer=name, style="gpt2"))
+    decayed, rest = (group["params"] for group in groups(net, 0.1))
+    assert len(decayed) + len(rest) == len(list(net.parameters()))
+    of_linear = {id(m.weight) for m in net.modules() if isinstance(m, nn.Linear) and m is not net.head}
+    assert {id(p) for p in decayed} == of_linear
+    assert id(net.embedding.weight) in {id(p) for p in rest}
+
+
+def test_decay_pulls_towards_zero() -> None:
+    (_, free), (_, pulled) = trained(8, weight_decay=0.0), trained(8, weight_decay=20.0)
+    assert pulled["blocks.0.ffn.up.weight"].norm() < 0.9 * free["blocks.0.ffn.up.weight"].norm()
+    assert pulled["norm.weight"].norm() > 0.99 * free["norm.weight"].norm()
+
+
+def test_a_loss_that_is_not_finite_stops_before_it_spoils_the_model() -> None:
+    training = Training(model(), TRAIN)
+    with torch.no_grad():
+        training.model.norm.weight.fill_(math.inf)
+    before = {name: tensor.clone() for name, tensor in weights(training.model).items()}
+    with pytest.raises(RuntimeError, match="step 1 is not finite; start anew"):
+        training.update(share(0, TRAIN, World()))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(training.model).items())
+
+
+def test_random_numbers_are_a_function_of_the_step() -> None:
+    class Noisy(LanguageModel):
+        def forward(self, tokens: Tensor, **options: object) -> Tensor:
+            return F.dropout(super().forward(tokens, **options), 0.5)
+
+    def two(disturb: bool) -> float:
+        torch.manual_seed(0)
+        training = Training(Noisy(MODEL), TRAIN)
+        training.update(share(0, TRAIN, World()))
+        if disturb:
+            torch.rand(100)
+        return training.update(share(1, TRAIN, World())).loss
+
+    assert two(False) == two(True)
+
+
+@pytest.mark.parametrize(
+    "changes, rule",
+    [
+        ({"steps": 0}, "train.steps"),
+        ({"lr": 0.0}, "train.lr"),
+        ({"lr": math.nan}, "train.lr"),
+        ({"betas": (0.9, 1.0)}, "train.betas"),
+        ({"micro": 3}, "train.batch .* divisible by train.micro"),
+        ({"precision": "float16"}, "train.precision"),
+        ({"decay": 1}, "train.decay"),
+    ],
+)
+def test_bad_values_are_refused(changes: dict[str, object], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        config(**changes)
+    with pytest.raises(ValueError, match="processes"):
+        config().passes(3)
+
+
+def test_metrics_go_on_after_a_step_without_gap_or_repetition(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)) + '{"step": 4, "lo')
+    metrics = Metrics(tmp_path, 2)
+    metrics.append({"step": 3, "loss": 1.5})
+    metrics.close()
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}, {"step": 3, "loss": 1.5}]
+
+
+def test_metrics_go_to_tensorboard_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str, purge_step: int) -> None:
+            told.append((Path(folder).name, purge_step))
+
+        def add_scalar(self, *given: object) -> None:
+            told.append(given)
+
+        add_text = add_scalar
+
+        def close(self) -> None:
+            told.append("closed")
+
+    fake = ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    metrics = Metrics(tmp_path, 4)
+    metrics.append({"step": 5, "loss": 1.5, "sample": "once"})
+    metrics.close()
+    assert told == [("tensorboard", 5), ("loss", 1.5, 5), ("sample", "once", 5), "closed"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_saved_model_is_the_same_model(tmp_path: Path, tied: bool) -> None:
+    net = LanguageModel(MODEL.replace(tied=tied))
+    save_model(net, tmp_path, {"kind": "bytes"})
+    again = load_model(tmp_path)
+    assert again.config == net.config
+    assert ("head.weight" in weights(net)) is not tied
+    assert again.head.weight is again.embedding.weight or not tied
+    inputs, _ = rows(0)
+    assert torch.equal(again(inputs), net(inputs))
+    assert json.loads((tmp_path / "tokenizer.json").read_text()) == {"kind": "bytes"}
+
+
+def test_a_saved_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no saved model: it has no config\.json"):
+        load_model(tmp_path)
+    save_model(model(), tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "depth": 1}))
+    with pytest.raises(ValueError, match=r"does not fit its config\.json: blocks\.1"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**values, "model_type": "gpt2"}))
+    with pytest.raises(ValueError, match="'gpt2'; it must be 'hypermlp'"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_model(tmp_path)

@@ -1,0 +1,131 @@
+"""Whatever stops a run, it goes on where it was, and ends with the same bits."""
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from small import TRAIN, config, contents, described, go_on, model, scenario, share
+
+from hypermlp import notice
+from hypermlp.models.saved import load_model, weights
+from hypermlp.train.checkpoint import COMPLETE, Checkpoints, complete, export, load_checkpoint, newest, step_of
+from hypermlp.train.distributed import World
+from hypermlp.train.language import Training
+from hypermlp.train.metrics import read_metrics
+
+
+def written(folder: Path) -> dict[str, object]:
+    """What the final checkpoint holds, and what was said of each step."""
+    records = [{k: v for k, v in r.items() if k != "tokens_per_second"} for r in read_metrics(folder / "metrics.jsonl")]
+    checkpoint = newest(folder / "checkpoints")
+    return {"tensors": contents(checkpoint), "records": records}
+
+
+def test_ten_kills_change_no_bit(tmp_path: Path) -> None:
+    scenario("kills", tmp_path)
+    expected = written(tmp_path / "undisturbed")
+    assert [record["step"] for record in expected["records"]] == list(range(1, 13))
+    killed = sorted(tmp_path.glob("killed-*"))
+    assert killed
+    for folder in killed:
+        assert written(folder) == expected
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_run_that_stops_on_demand_goes_on_with_the_same_bits(tmp_path: Path, asynchronous: bool) -> None:
+    how = config(asynchronous=asynchronous)
+    go_on(tmp_path / "whole", how)
+    go_on(tmp_path / "parts", how, until=3)
+    assert [step_of(path) for path in complete(tmp_path / "parts" / "checkpoints")] == [3, 2]
+    go_on(tmp_path / "parts", how)
+    assert written(tmp_path / "parts") == written(tmp_path / "whole")
+    assert [step_of(path) for path in complete(tmp_path / "parts" / "checkpoints")] == [8, 6]
+
+
+def damage_bit(path: Path) -> None:
+    shard = next(path.glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-5] ^= 1
+    shard.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    shard = next(path.glob("*.safetensors"))
+    os.truncate(shard, shard.stat().st_size // 2)
+
+
+def forget(path: Path) -> None:
+    (path / COMPLETE).unlink()
+
+
+def lose(path: Path) -> None:
+    next(path.glob("*.safetensors")).unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_bit, cut, forget, lose])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(
+    tmp_path: Path, damage: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on(tmp_path / "whole")
+    go_on(tmp_path / "run", until=4)
+    last, before = complete(tmp_path / "run" / "checkpoints")
+    damage(last)
+    with caplog.at_level("INFO", notice.logger.name):
+        assert newest(tmp_path / "run" / "checkpoints") == before
+    assert f"{last} is damaged" in caplog.text
+    go_on(tmp_path / "run")
+    assert written(tmp_path / "run") == written(tmp_path / "whole")
+
+
+def test_leftovers_of_a_kill_are_swept_away(tmp_path: Path) -> None:
+    for name in (".new-step-00000004", ".old-step-00000002"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    go_on(tmp_path, until=1)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, wait: bool) -> None:
+    training = Training(model(), TRAIN)
+    checkpoints = Checkpoints(tmp_path, World(), files={"config.json": described()})
+    checkpoints.save(0, training.state())
+    training.update(share(0, TRAIN, World()))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"cannot write the checkpoint of step 1 .* make room"):
+            checkpoints.save(1, training.state(), wait=wait) or checkpoints.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000000"]
+    assert newest(tmp_path) is not None
+    checkpoints.save(1, training.state())  # there is room again
+    assert step_of(newest(tmp_path)) == 1
+
+
+def test_what_is_saved_while_training_goes_on_is_the_state_at_that_step(tmp_path: Path) -> None:
+    training = Training(model(), TRAIN)
+    checkpoints = Checkpoints(tmp_path, World(), files={"config.json": described()})
+    before = {name: tensor.clone() for name, tensor in training.state().items()}
+    checkpoints.save(0, training.state(), wait=False)
+    training.update(share(0, TRAIN, World()))
+    checkpoints.finish()
+    again = Training(model(), TRAIN)
+    checkpoints.load(tmp_path / "step-00000000", again.state())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in again.state().items())
+
+
+def test_an_exported_checkpoint_is_a_saved_model(tmp_path: Path) -> None:
+    training = go_on(tmp_path, until=1)
+    checkpoint = newest(tmp_path / "checkpoints")
+    export(checkpoint, tmp_path / "model")
+    for found in (load_model(tmp_path / "model"), load_checkpoint(checkpoint)):
+        for name, tensor in weights(training.model).items():
+            assert torch.equal(weights(found)[name], tensor)
+
+
+def test_no_file_of_a_checkpoint_can_hold_code(tmp_path: Path) -> None:
+    go_on(tmp_path, until=1)
+    assert {path.suffix for path in newest(tmp_path / "checkpoints").iterdir()} == {".safetensors", ".json"}
