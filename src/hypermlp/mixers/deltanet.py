@@ -12,7 +12,7 @@ from torch import nn
 
 from hypermlp.config import divisible
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.recurrent import NORM_EPS, Past, RecurrentMixer, ShortConv, Step, heads, init_linears, unit, value_heads
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, ShortConv, Step, heads, init_linears, unit, value_heads
 from hypermlp.ops.recurrence import Steps, recurrence
 
 TAPS = 4  # of the convolution
@@ -36,7 +36,7 @@ class DeltaNet(RecurrentMixer):
         self.qkv = nn.Linear(width, self.conv_width, bias=False)
         self.beta = nn.Linear(width, n_head, bias=False)
         self.conv = ShortConv(self.conv_width, TAPS)
-        self.norm = nn.RMSNorm(self.value_head, eps=NORM_EPS)
+        self.norm = RMSNorm(self.value_head)
         self.o = nn.Linear(value_width, width, bias=False)
         init_linears(self)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.recurrent import NORM_EPS, Past, RecurrentMixer, ShortConv, Step, heads, init_linears, unit, value_heads
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, ShortConv, Step, heads, init_linears, unit, value_heads
 from hypermlp.ops.recurrence import Steps, recurrence
 
 TAPS = 4  # of the convolution
@@ -41,7 +41,7 @@ class GatedDeltaNet(RecurrentMixer):
         self.decay = nn.Linear(width, n_head, bias=False)
         self.A_log, self.dt_bias = nn.Parameter(torch.empty(n_head)), nn.Parameter(torch.empty(n_head))
         self.conv = ShortConv(self.conv_width, TAPS)
-        self.norm = nn.RMSNorm(self.value_head, eps=NORM_EPS)
+        self.norm = RMSNorm(self.value_head)
         self.o = nn.Linear(value_width, width, bias=False)
         init_linears(self)
         with torch.no_grad():
