@@ -49,8 +49,8 @@ def test_the_mixer_of_contributing_obeys_its_contract() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S)
     space: dict[str, object] = {}
     header = (
-        "import torch\nfrom torch import nn\nfrom hypermlp.cache import Cache\n"
-        "from hypermlp.mixers.base import Mixer, check_input, gather_tokens, visible_slots\n"
+        "from torch import Tensor, nn\nfrom hypermlp.cache import Cache, Keeps\n"
+        "from hypermlp.mixers.base import Mixer, Tokens, visible_slots\n"
     )
     exec(header + "\n".join(line.removeprefix("   ") for line in block.splitlines()), space)
     mixer = space["RunningMean"](8).double()  # type: ignore[operator]

@@ -9,40 +9,49 @@ to the front, once in window/8 steps, so a stream runs for ever in constant memo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+Shapes = Mapping[str, tuple[int, ...]]
 SMALLEST_ROOM = 16  # slots that a growing cache begins with
 SPARE_INPUTS = 4  # inputs that come in before the recent ones move to the front
 COUNTERS = ("begin", "end", "seen", "known")  # bookkeeping, one whole number a row
 
 
+@dataclass(frozen=True, kw_only=True)
+class Keeps:
+    """What a mixer keeps between steps, for each row of a batch."""
+
+    slots: Shapes = field(default_factory=dict)  # name → shape for one token
+    states: Shapes = field(default_factory=dict)  # name → shape of what a recurrence knows of its past
+    window: int | None = None  # most slots that a token sees; None: all
+    taps: int = 1  # how far convolutions look, the token itself included
+    width: int = 0  # channels of what the convolutions take
+    rewritten: bool = False  # the slots change with every token, and are kept in float32 at least so that rounding stays away
+    rewind: int = field(default=0, compare=False)  # tokens that crop can always go back, unless new_cache is told otherwise
+
+    @property
+    def one_way(self) -> bool:
+        """Whether crop cannot go back."""
+        return self.rewritten or bool(self.states)
+
+
 class Cache:
     """Slots, states and recent inputs of one layer; made by the layer's new_cache.
 
-    slots: name → (B, room, …); the entries [begin, end) of a row are its slots in time order. states: name → (B, …), all that a
-    recurrence knows of its past; they cannot go back. The last `keep` inputs of each row are kept too, newest last: what
-    convolutions look back on, and what crop goes back to.
+    slots: name → (B, room, …); the entries [begin, end) of a row are its slots in time order. states: name → (B, …). The last
+    `keep` inputs of each row are kept too, newest last: what convolutions look back on, and what crop goes back to.
     """
 
-    def __init__(
-        self,
-        slots: dict[str, Tensor],
-        states: dict[str, Tensor],
-        inputs: Tensor,
-        *,
-        window: int | None,
-        taps: int,
-        rewind: int,
-        one_way: bool,
-    ) -> None:
+    def __init__(self, keeps: Keeps, rewind: int, slots: dict[str, Tensor], states: dict[str, Tensor], inputs: Tensor) -> None:
         batch = inputs.shape[0]
+        self.keeps, self.rewind = keeps, rewind
         self.slots, self.states, self.inputs = slots, states, inputs  # inputs: B keep+spare C
-        self.window, self.taps, self.rewind, self.one_way = window, taps, rewind, one_way
-        self.keep = 0 if taps <= 1 else rewind + taps - 1
+        self.window, self.taps, self.one_way = keeps.window, keeps.taps, keeps.one_way
+        self.keep = 0 if self.taps <= 1 else rewind + self.taps - 1
         self.tail = self.keep  # end of the recent inputs in `inputs`, for all rows
         # Where a row's slots lie, how many tokens it has seen in all, and how many of its recent inputs are true:
         # at first all, since there is nothing but zeros before a sequence.
@@ -51,23 +60,16 @@ class Cache:
     @classmethod
     def new(
         cls,
+        keeps: Keeps,
         batch: int,
-        shapes: dict[str, tuple[int, ...]],
         *,
-        width: int,
-        window: int | None = None,
-        taps: int = 1,
-        rewind: int = 0,
-        states: dict[str, tuple[int, ...]] | None = None,
-        one_way: bool = False,
-        max_len: int | None,
+        rewind: int | None = None,
+        max_len: int | None = None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> Cache:
-        """Empty, with room for max_len tokens (it grows when there are more); states are kept in float32 at least.
-
-        one_way: the layer rewrites its slots as it goes, so that crop cannot go back, as it never can with states.
-        """
+        """Empty, with room for max_len tokens (it grows when there are more)."""
+        rewind = keeps.rewind if rewind is None else rewind
         for name, value, least in (
             ("batch_size", batch, 0),
             ("max_len", 1 if max_len is None else max_len, 1),
@@ -76,32 +78,24 @@ class Cache:
             if value < least:
                 raise ValueError(f"{name} ({value}) must be at least {least}")
         room = SMALLEST_ROOM if max_len is None else max_len
-        room = room if window is None else min(room, window)
-        slots = {name: torch.zeros(batch, room, *shape, dtype=dtype, device=device) for name, shape in shapes.items()}
-        exact = torch.promote_types(dtype, torch.float32)
-        zeros = {name: torch.zeros(batch, *shape, dtype=exact, device=device) for name, shape in (states or {}).items()}
-        kept = 0 if taps <= 1 else rewind + taps - 1 + SPARE_INPUTS
-        inputs = torch.zeros(batch, kept, width, dtype=dtype, device=device)
-        one_way = one_way or bool(zeros)
-        return cls(slots, zeros, inputs, window=window, taps=taps, rewind=rewind, one_way=one_way)
+        room = room if keeps.window is None else min(room, keeps.window)
+        kept = 0 if keeps.taps <= 1 else rewind + keeps.taps - 1 + SPARE_INPUTS
+
+        def zeros(shape: tuple[int, ...], exact: bool = False) -> Tensor:
+            precision = torch.promote_types(dtype, torch.float32) if exact else dtype
+            return torch.zeros(batch, *shape, dtype=precision, device=device)
+
+        slots = {name: zeros((room, *shape), keeps.rewritten) for name, shape in keeps.slots.items()}
+        states = {name: zeros(shape, exact=True) for name, shape in keeps.states.items()}
+        return cls(keeps, rewind, slots, states, zeros((kept, keeps.width)))
 
     # What a layer does with it
 
-    def check(
-        self,
-        x: Tensor,
-        shapes: dict[str, tuple[int, ...]],
-        window: int | None = None,
-        taps: int = 1,
-        states: dict[str, tuple[int, ...]] | None = None,
-    ) -> None:
+    def check(self, x: Tensor, keeps: Keeps) -> None:
         """Refuse a cache that was not made for this layer, batch and device."""
-        own = {name: tuple(t.shape[2:]) for name, t in self.slots.items()}
-        own_states = {name: tuple(t.shape[1:]) for name, t in self.states.items()}
-        if (own, own_states, self.window, self.taps) != (shapes, states or {}, window, taps):
+        if self.keeps != keeps:
             raise ValueError(
-                f"the cache holds slots {own} and states {own_states} in a window of {self.window} with {self.taps} taps, and "
-                f"this layer needs {shapes}, {states or {}}, {window} and {taps}; make it with this layer's new_cache"
+                f"the cache is one of {self.keeps}, and this layer needs {keeps}; make it with this layer's new_cache"
             )
         if self.batch_size != x.shape[0]:
             raise ValueError(f"the cache has {self.batch_size} rows and x {x.shape[0]}; see cache.select and Cache.stack")
@@ -325,7 +319,7 @@ class Cache:
         """One cache of all rows of `caches`, in order; they must come from the same layer."""
         if not caches:
             raise ValueError("stack needs at least one cache")
-        kinds = [c._kind() for c in caches]
+        kinds = [(c.keeps, c.rewind, c.inputs.dtype) for c in caches]
         if any(kind != kinds[0] for kind in kinds):
             raise ValueError(f"caches of different layers cannot be stacked: {kinds}")
         caches = [c.clone() for c in caches]
@@ -362,22 +356,16 @@ class Cache:
         slots = {name: state[f"slots.{name}"] for name in self.slots}
         states = {name: state[f"states.{name}"] for name in self.states}
         inputs = self.inputs.new_zeros(batch, *self.inputs.shape[1:])
-        window, taps, rewind, one_way = self.window, self.taps, self.rewind, self.one_way
-        other = type(self)(slots, states, inputs, window=window, taps=taps, rewind=rewind, one_way=one_way)
+        other = type(self)(self.keeps, self.rewind, slots, states, inputs)
         other.inputs[:, : self.keep] = state["recent"]
         other.__dict__.update({name: state[name].tolist() for name in COUNTERS})
         return other
-
-    def _kind(self) -> tuple[Any, ...]:
-        shapes = tuple((name, tuple(t.shape[2:]), t.dtype) for name, t in sorted(self.slots.items()))
-        states = tuple((name, tuple(t.shape[1:]), t.dtype) for name, t in sorted(self.states.items()))
-        return self.window, self.taps, self.rewind, self.inputs.shape[2], shapes, states
 
     def __repr__(self) -> str:
         return f"Cache(lengths={self.seen}, window={self.window}, room={self.room}, nbytes={self.nbytes:,})"
 
 
-def on_host(numbers: Sequence[Any]) -> Tensor:
+def on_host(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
     """Whole numbers as a tensor on the host, whatever torch's default device is."""
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 

@@ -22,16 +22,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hypermlp.cache import Cache
+from hypermlp.cache import Cache, Keeps
 from hypermlp.ops.reference import row_tables
 
 
 class Mixer(nn.Module, ABC):
-    """A sequence mixer of width `width`. Subclasses project, mix and read out; they own parameters and little else."""
+    """A sequence mixer of width `width`. Subclasses say what they keep, and mix; they own parameters and little else."""
 
     width: int
 
     @abstractmethod
+    def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
+        """y (B T C) for tokens.x (B T C). With a cache the tokens join what it holds (append, advance), without gradients."""
+
+    @abstractmethod
+    def keeps(self) -> Keeps:
+        """What new_cache makes room for."""
+
     def forward(
         self,
         x: Tensor,
@@ -39,16 +46,36 @@ class Mixer(nn.Module, ABC):
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         cache: Cache | None = None,
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """y (B T C) for x (B T C).
 
-    @abstractmethod
+        attention_mask (B T, nonzero = real token): padding changes nothing, wherever it lies. cu_seqlens (n + 1, batch 1):
+        each document is computed as if alone. cache: x are the tokens after those that the cache has seen.
+        """
+        check_input(x, self.width, next(self.parameters()), attention_mask, cu_seqlens, cache)
+        if cache is None:
+            tokens = gather_tokens(x, attention_mask, cu_seqlens)
+            return tokens.restore(self.mix(tokens, None))
+        cache.check(x, self.keeps())
+        with torch.no_grad():
+            tokens = gather_tokens(x, attention_mask, None, cache)
+            return tokens.restore(self.mix(tokens, cache))
+
     def new_cache(
         self,
         batch_size: int,
         max_len: int | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-    ) -> Cache: ...
+        rewind: int | None = None,
+    ) -> Cache:
+        """Empty memory for batch_size sequences, with room for max_len tokens at once (None: it grows as they come).
+
+        rewind: how many tokens cache.crop can always go back; what that takes is kept. None: a default of the mixer's.
+        """
+        like = next(self.parameters())
+        device = torch.device(device or like.device)
+        return Cache.new(self.keeps(), batch_size, rewind=rewind, max_len=max_len, dtype=dtype or like.dtype, device=device)
 
     def state_size(self, batch_size: int, length: int) -> int:
         """Bytes that decoding keeps for batch_size sequences of `length` tokens."""

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.cache import Cache
+from hypermlp.cache import Cache, Keeps
 from hypermlp.config import divisible
 from hypermlp.mixers import rotary
-from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.recurrent import NORM_EPS, heads, init_linears, value_heads
 from hypermlp.mixers.softmax import attend, attend_packed
 
@@ -48,22 +48,7 @@ class DifferentialAttention(Mixer):
         for vector in (self.lambda_q, self.lambda_k):
             nn.init.normal_(vector, 0, LAMBDA_STD)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        check_input(x, self.width, self.norm, attention_mask, cu_seqlens, cache)
-        if cache is None:
-            return self._forward(gather_tokens(x, attention_mask, cu_seqlens), None)
-        cache.check(x, self._slot_shapes())
-        with torch.no_grad():
-            return self._forward(gather_tokens(x, attention_mask, None, cache), cache)
-
-    def _forward(self, tokens: Tokens, cache: Cache | None) -> Tensor:
+    def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         x, H = tokens.x, self.n_head
         q, k, v = heads(self.q(x), 2 * H), heads(self.k(x), 2 * H), heads(self.v(x), H)
         angle = rotary.angles(tokens.position, self.key_width, ROPE_BASE).repeat_interleave(2, dim=-1)
@@ -78,7 +63,7 @@ class DifferentialAttention(Mixer):
             first, second = (attend_packed(q, k, v, spans) for q, k in maps)
         else:
             first, second = (attend(q, k, v, spans) for q, k in maps)  # B T H V
-        return tokens.restore(self.o(self._normalise(first - self.strength().to(first.dtype) * second).flatten(2)))
+        return self.o(self._normalise(first - self.strength().to(first.dtype) * second).flatten(2))
 
     def strength(self) -> Tensor:
         """λ, how much of the second map is taken away."""
@@ -88,22 +73,5 @@ class DifferentialAttention(Mixer):
     def _normalise(self, o: Tensor) -> Tensor:
         return F.rms_norm(o, o.shape[-1:], self.norm.to(o.dtype), NORM_EPS) * (1 - self.lambda_init)
 
-    def new_cache(
-        self,
-        batch_size: int,
-        max_len: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Cache:
-        """Empty memory for batch_size sequences, with room for max_len tokens at once (None: it grows as they come)."""
-        return Cache.new(
-            batch_size,
-            self._slot_shapes(),
-            width=self.width,
-            max_len=max_len,
-            dtype=dtype or self.norm.dtype,
-            device=torch.device(device or self.norm.device),
-        )
-
-    def _slot_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"k": (2 * self.n_head, self.key_width), "v": (self.n_head, self.value_width)}
+    def keeps(self) -> Keeps:
+        return Keeps(slots={"k": (2 * self.n_head, self.key_width), "v": (self.n_head, self.value_width)})

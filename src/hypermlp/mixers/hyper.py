@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp import ops
-from hypermlp.cache import Cache
+from hypermlp.cache import Cache, Keeps
 from hypermlp.config import HyperGLUConfig
 from hypermlp.mixers import rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
@@ -144,28 +144,25 @@ class HyperGLU(Mixer):
         impl: str | None = None,
         chunk_T: int | None = None,
     ) -> Tensor:
-        """y (B T C) for x (B T C).
-
-        attention_mask (B T, nonzero = real token): padding changes nothing, wherever it lies. cu_seqlens (n + 1, batch 1):
-        each document is computed as if alone. cache: x are the tokens after those that the cache has seen, and join them, with
-        no gradients. impl and chunk_T override impl_default and chunk_T of the configuration.
-        """
+        """See Mixer; impl and chunk_T override impl_default and chunk_T of the configuration."""
         check_input(x, self.width, next(self.parameters()), attention_mask, cu_seqlens, cache)
         chunk = self.config.chunk_T if chunk_T is None else chunk_T
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk_T ({chunk}) must be a whole number of at least 1, or None")
         impl = ops.resolve(impl or self.config.impl_default, x, self.spec.aligner)
         if cache is None:
-            return self._forward(gather_tokens(x, attention_mask, cu_seqlens), None, impl, chunk)
-        cache.check(x, self._slot_shapes(), self.config.block_size, self._taps())
+            tokens = gather_tokens(x, attention_mask, cu_seqlens)
+            return tokens.restore(self.mix(tokens, None, impl, chunk))
+        cache.check(x, self.keeps())
         if impl == "native" and x.shape[1] == 1 and attention_mask is None:
             y = self._native_step(x, cache)
             if y is not None:
                 return y
         with torch.no_grad():
-            return self._forward(gather_tokens(x, attention_mask, None, cache), cache, impl, chunk)
+            tokens = gather_tokens(x, attention_mask, None, cache)
+            return tokens.restore(self.mix(tokens, cache, impl, chunk))
 
-    def _forward(self, tokens: Tokens, cache: Cache | None, impl: str, chunk: int | None) -> Tensor:
+    def mix(self, tokens: Tokens, cache: Cache | None, impl: str = "auto", chunk: int | None = None) -> Tensor:
         p = self._project(tokens, None if cache is None else cache.history(), impl)
         k, v = p.k, p.v
         if cache is not None:
@@ -176,7 +173,7 @@ class HyperGLU(Mixer):
             spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
         o = ops.mix(p.q, k, v, p.routing, p.reading, self.spec, spans, impl=impl, chunk=chunk).flatten(2)
         (y,) = apply_linears([(self._gated(o, p.gate_vo, impl), self.o)], impl)
-        return tokens.restore(y)
+        return y
 
     def _native_step(self, x: Tensor, cache: Cache) -> Tensor | None:
         """One token for each row in one call of the native kernel; None where something about the layer is not plain."""
@@ -206,44 +203,21 @@ class HyperGLU(Mixer):
         found = native.StepParameters._make((*pairs, convs, *mixings))
         return found if all(t.is_contiguous() for t in found.tensors()) else None
 
-    def new_cache(
-        self,
-        batch_size: int,
-        max_len: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        rewind: int | None = None,
-    ) -> Cache:
-        """Empty memory for batch_size sequences, with room for max_len tokens at once (None: it grows as they come).
-
-        rewind: how many tokens cache.crop can always go back; slots and the convolutions' inputs are kept for that. None: 32
-        tokens, or the whole window where it is short (block_size of 128 and less).
-        """
+    def keeps(self) -> Keeps:
+        c = self.config
         if self.spec.aligner == "identity":
             raise ValueError(
                 'the identity layout has no cache: its parameters shift whenever the input grows (use aligner_kind="offset")'
             )
-        L = self.config.block_size
-        return Cache.new(
-            batch_size,
-            self._slot_shapes(),
-            width=self.width,
-            window=L,
-            taps=self._taps(),
-            rewind=rewind if rewind is not None else max(32, L if L <= 128 else 0),
-            max_len=max_len,
-            dtype=dtype or next(self.parameters()).dtype,
-            device=torch.device(device or next(self.parameters()).device),
-        )
-
-    def _taps(self) -> int:
-        return self.config.conv_kernel_size if self.config.use_kv_conv else 1
-
-    def _slot_shapes(self) -> dict[str, tuple[int, ...]]:
-        c = self.config
         assert c.qk_rank is not None
         assert c.vo_rank is not None
-        return {"k": (c.routing_heads, c.qk_rank // c.routing_heads), "v": (c.n_head, c.vo_rank // c.n_head)}
+        return Keeps(
+            slots={"k": (c.routing_heads, c.qk_rank // c.routing_heads), "v": (c.n_head, c.vo_rank // c.n_head)},
+            window=c.block_size,
+            taps=c.conv_kernel_size if c.use_kv_conv else 1,
+            width=self.width,
+            rewind=max(32, c.block_size if c.block_size <= 128 else 0),
+        )
 
     def _project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
         x, G, H = tokens.x, self.config.routing_heads, self.config.n_head

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from hypermlp.cache import Cache
+from hypermlp.cache import Cache, Keeps
 from hypermlp.config import divisible
-from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.recurrent import ShortConv, heads, init_linears, unit, value_heads
 from hypermlp.ops.types import compute_dtype
 
@@ -51,24 +51,13 @@ class PathAttention(Mixer):
         self.beta = nn.Linear(width, n_head)
         init_linears(self)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        check_input(x, self.width, next(self.parameters()), attention_mask, cu_seqlens, cache)
-        if cache is None:
-            tokens = gather_tokens(x, attention_mask, cu_seqlens)
-            turns = self._turns(tokens, self.w_up(self.w_down(tokens.x)), None)
-            documents = tokens.spans if tokens.packed else None
-            o = path_attention(turns) if documents is None else path_attention_packed(turns, documents)
-            return tokens.restore(self.o(o.flatten(2)))
-        cache.check(x, self._slot_shapes(), taps=TAPS)
-        with torch.no_grad():
-            return self._go_on(gather_tokens(x, attention_mask, None, cache), cache)
+    def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
+        if cache is not None:
+            return self._go_on(tokens, cache)
+        turns = self._turns(tokens, self.w_up(self.w_down(tokens.x)), None)
+        documents = tokens.spans if tokens.packed else None
+        o = path_attention(turns) if documents is None else path_attention_packed(turns, documents)
+        return self.o(o.flatten(2))
 
     def _turns(self, tokens: Tokens, conv_inputs: Tensor, history: Tensor | None) -> Turns:
         x, H = tokens.x, self.n_head
@@ -92,34 +81,12 @@ class PathAttention(Mixer):
             real = [min(max(n - first, 0), part.q.shape[1]) for n in counts]
             cache.append({"k": k, "v": part.v}, conv_inputs[:, first : first + CHUNK], real)
             o.append(read)
-        return tokens.restore(self.o(torch.cat(o, dim=1).flatten(2)))
+        return self.o(torch.cat(o, dim=1).flatten(2))
 
-    def new_cache(
-        self,
-        batch_size: int,
-        max_len: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Cache:
-        """Empty memory for batch_size sequences, with room for max_len tokens at once (None: it grows as they come).
-
-        Keys are held as turned by every token since, and rewritten with each: there is no way back, and they are kept in
-        float32 at least, or rounding would add up.
-        """
-        like = next(self.parameters())
-        return Cache.new(
-            batch_size,
-            self._slot_shapes(),
-            width=self.width,
-            taps=TAPS,
-            one_way=True,
-            max_len=max_len,
-            dtype=compute_dtype(dtype or like.dtype),
-            device=torch.device(device or like.device),
-        )
-
-    def _slot_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"k": (self.n_head, self.key_width), "v": (self.n_head, self.value_width)}
+    def keeps(self) -> Keeps:
+        """Keys are held as turned by every token since, and rewritten with each."""
+        slots = {"k": (self.n_head, self.key_width), "v": (self.n_head, self.value_width)}
+        return Keeps(slots=slots, taps=TAPS, width=self.width, rewritten=True)
 
 
 class Turns(NamedTuple):

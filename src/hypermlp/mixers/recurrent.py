@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.cache import Cache
+from hypermlp.cache import Cache, Keeps
 from hypermlp.config import divisible
-from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.hyper import INIT_STD
 from hypermlp.ops import pointwise
 
@@ -53,45 +53,15 @@ class RecurrentMixer(Mixer):
     def step(self, tokens: Tokens, past: Past) -> Step:
         """Go on from `past`. tokens.begins and tokens.padding say where documents begin and what is no token."""
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        check_input(x, self.width, next(self.parameters()), attention_mask, cu_seqlens, cache)
+    def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         if cache is None:
-            tokens = gather_tokens(x, attention_mask, cu_seqlens)
-            return tokens.restore(self.step(tokens, Past({}, None)).y)
-        cache.check(x, {}, taps=self.taps, states=self.state_shapes())
-        with torch.no_grad():
-            tokens = gather_tokens(x, attention_mask, None, cache)
-            made = self.step(tokens, Past(cache.states, cache.history() if self.taps > 1 else None))
-            kept = tokens.x if made.conv_inputs is None else made.conv_inputs
-            cache.advance(made.states, kept, tokens.counts())
-            return tokens.restore(made.y)
+            return self.step(tokens, Past({}, None)).y
+        made = self.step(tokens, Past(cache.states, cache.history() if self.taps > 1 else None))
+        cache.advance(made.states, tokens.x if made.conv_inputs is None else made.conv_inputs, tokens.counts())
+        return made.y
 
-    def new_cache(
-        self,
-        batch_size: int,
-        max_len: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Cache:
-        """Empty memory for batch_size sequences; its size does not depend on max_len."""
-        like = next(self.parameters())
-        return Cache.new(
-            batch_size,
-            {},
-            width=self.conv_width,
-            taps=self.taps,
-            states=self.state_shapes(),
-            max_len=max_len,
-            dtype=dtype or like.dtype,
-            device=torch.device(device or like.device),
-        )
+    def keeps(self) -> Keeps:
+        return Keeps(states=self.state_shapes(), taps=self.taps, width=self.conv_width)
 
 
 class ShortConv(nn.Module):

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp import ops
-from hypermlp.cache import Cache
+from hypermlp.cache import Cache, Keeps
 from hypermlp.config import divisible
 from hypermlp.mixers import rotary
-from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens, visible_slots
+from hypermlp.mixers.base import Mixer, Tokens, visible_slots
 from hypermlp.mixers.hyper import INIT_STD, CausalConv
 from hypermlp.mixers.projections import join_linears
 from hypermlp.ops import pointwise
@@ -59,22 +59,7 @@ class SoftmaxAttention(Mixer):
         for name, p in self.named_parameters():
             nn.init.normal_(p, 0, 0 if name.endswith("bias") else INIT_STD)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        check_input(x, self.width, next(self.parameters()), attention_mask, cu_seqlens, cache)
-        if cache is None:
-            return self._forward(gather_tokens(x, attention_mask, cu_seqlens), None)
-        cache.check(x, self._slot_shapes(), window=None, taps=self._taps())
-        with torch.no_grad():
-            return self._forward(gather_tokens(x, attention_mask, None, cache), cache)
-
-    def _forward(self, tokens: Tokens, cache: Cache | None) -> Tensor:
+    def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         impl = self._pointwise_impl(tokens.x)
         made = self._project(tokens, None if cache is None else cache.history(), impl)
         q, k, v = (made[name].unflatten(-1, (self.n_head, -1)) for name in "qkv")  # B T H K, B T H K, B T H V
@@ -94,7 +79,7 @@ class SoftmaxAttention(Mixer):
         o = o.flatten(2)
         if "gate_vo" in made:
             o = pointwise.gate(o, made["gate_vo"], impl=impl)
-        return tokens.restore(self.o(o))
+        return self.o(o)
 
     def _pointwise_impl(self, x: Tensor) -> str:
         """What computes convolutions and gates, chosen as in HyperGLU; a layer with neither needs no kernel."""
@@ -118,35 +103,9 @@ class SoftmaxAttention(Mixer):
             made |= {"k": self.k(x_k), "v": self.v(x_v)}
         return made
 
-    def new_cache(
-        self,
-        batch_size: int,
-        max_len: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        rewind: int = 32,
-    ) -> Cache:
-        """Empty memory for batch_size sequences, with room for max_len tokens at once (None: it grows as they come).
-
-        rewind: how many tokens cache.crop can always go back where there are convolutions, whose inputs are kept for that.
-        """
-        return Cache.new(
-            batch_size,
-            self._slot_shapes(),
-            width=self.width,
-            window=None,
-            taps=self._taps(),
-            rewind=rewind,
-            max_len=max_len,
-            dtype=dtype or next(self.parameters()).dtype,
-            device=torch.device(device or next(self.parameters()).device),
-        )
-
-    def _taps(self) -> int:
-        return 1 if self.conv_k is None else TAPS
-
-    def _slot_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"k": (self.n_head, self.qk_rank // self.n_head), "v": (self.n_head, self.vo_rank // self.n_head)}
+    def keeps(self) -> Keeps:
+        slots = {"k": (self.n_head, self.qk_rank // self.n_head), "v": (self.n_head, self.vo_rank // self.n_head)}
+        return Keeps(slots=slots, taps=1 if self.conv_k is None else TAPS, width=self.width, rewind=32)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spans: Tensor | None = None) -> Tensor:
