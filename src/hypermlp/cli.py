@@ -43,14 +43,21 @@ def info() -> None:
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of each model.")] = 720,
-    seed: Annotated[int, typer.Option(help="Of the initial weights and the data.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = Path("runs/demo"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: to see it work, in a minute.")] = False,
+    seeds: Seeds = 1,
+    workers: Workers = None,
+    retry_failed: Retry = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for runs and page; goes on where it was stopped. Default: runs/demo, runs/demo-quick."),
+    ] = None,
 ) -> None:
-    """Train HyperGLU and softmax attention, equal in parameters, side by side on a copying task."""
+    """The paper's claims in minutes: train HyperGLU, HyperMLP and rivals on two MAD tasks, and see which claims hold."""
+    from hypermlp.experiments.demo import make_plan
     from hypermlp.report.demo import show
 
-    show(Console(), steps=steps, seed=seed, out=out)
+    folder = out or Path("runs/demo-quick" if quick else "runs/demo")
+    show(Console(), folder, make_plan(quick=quick), seeds=seeds, workers=workers, retry_failed=retry_failed)
 
 
 Width = Annotated[int, typer.Option(min=16, help="Width of the layer.")]
@@ -249,6 +256,36 @@ def generate(
     show_text(Console(), model, prompt, count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
 
 
+@app.command("eval")
+def evaluate(
+    model: Annotated[list[Path], typer.Option("--model", help="Folder of a saved model or training run; may be repeated.")],
+    corpus: Annotated[str, typer.Option(help="Text for the perplexity: stdlib, a path, a prepared corpus.")] = "stdlib",
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Benchmarks instead: open-llm and general (Table 2), or any tasks of lm-evaluation-harness."),
+    ] = None,
+    include: Annotated[Path | None, typer.Option(help="A folder with task files of your own.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task, for a trial.")] = None,
+    size: Annotated[str | None, typer.Option(help="Put the paper's models of this size (340M, 1.3B) beside.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/eval"),
+) -> None:
+    """Perplexity on a text, or the paper's benchmarks; with several models or --size, ranks and first places as in Table 2."""
+    from hypermlp.evals.harness import scores
+    from hypermlp.report.evals import show_eval, show_perplexity, show_summary
+
+    console, found = Console(), {}
+    for folder in model:
+        if tasks is None:
+            show_perplexity(console, folder, corpus, out=out / f"{folder.name}-perplexity.json")
+            continue
+        result = show_eval(
+            console, folder, tasks.split(","), out=out / f"{folder.name}-tasks.json", include=include, limit=limit
+        )
+        found[folder.name] = scores(result)
+    if found and (len(found) > 1 or size is not None):
+        show_summary(console, found, size)
+
+
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
@@ -299,7 +336,14 @@ def bench_layer(
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            help="B,T,d; may be given several times. Default: 8,1024,768 2,2048,768 1,4096,768 1,8192,768 128,128,128."
+            help="B,T,d; may be given several times. Default: 8,1024,768 2,2048,768 1,4096,768 1,8192,768 128,128,128; "
+            "with --mixers 4,512,256 4,1024,256 4,2048,256."
+        ),
+    ] = None,
+    mixers: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead: names, labels and groups (core, labels, rivals, all) with commas between them, at equal parameters."
         ),
     ] = None,
     only: Annotated[
@@ -318,21 +362,56 @@ def bench_layer(
 ) -> None:
     """Whole layers, forward and training step: time, memory, operations. About half an hour for the default shapes."""
     from hypermlp.bench.contestants import CONTESTANTS
-    from hypermlp.bench.layer import DEFAULT_SHAPES, Shape
-    from hypermlp.report.bench import show_layer
+    from hypermlp.bench.layer import DEFAULT_SHAPES, MIXER_SHAPES, Shape
+    from hypermlp.experiments.table1 import contestants
+    from hypermlp.report.bench import show_layer, show_mixers
 
     check_contestants(only, against)
+    shapes = [Shape.parse(text) for text in shape or []]
+    counts = whole_numbers("--threads", threads)
+    if mixers is not None:
+        if only or against:
+            raise ValueError("--mixers are measured instead of the contestants; leave out --only and --against")
+        show_mixers(
+            Console(),
+            out,
+            shapes or list(MIXER_SHAPES),
+            contestants(mixers),
+            rounds=rounds,
+            thread_counts=counts,
+            with_memory=memory,
+        )
+        return
     show_layer(
         Console(),
         out,
-        [Shape.parse(text) for text in shape] if shape else list(DEFAULT_SHAPES),
+        shapes or list(DEFAULT_SHAPES),
         names=only or list(CONTESTANTS),
         rounds=rounds,
-        thread_counts=whole_numbers("--threads", threads),
+        thread_counts=counts,
         match=match,
         against=str(against) if against else None,
         with_memory=memory,
     )
+
+
+@bench.command("model")
+def bench_model(
+    mad: Annotated[str, typer.Option(help="B,T,d of the MAD model, of two layers.")] = "128,128,128",
+    language: Annotated[str, typer.Option(help="B,T,d of the language model.")] = "1,1024,512",
+    depth: Annotated[int, typer.Option(min=1, help="Layers of the language model.")] = 8,
+    vocabulary: Annotated[int, typer.Option(min=2, help="Of the language model.")] = 32000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which the models take turns.")] = 5,
+    threads: Annotated[str, typer.Option(help="Numbers of threads to measure, such as 2,1. One thread is CPU time.")] = "2,1",
+    out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/bench"),
+) -> None:
+    """Training steps of whole models, HyperGLU's against softmax attention's of equal size. About three minutes."""
+    from hypermlp.bench import model
+    from hypermlp.bench.layer import Shape
+    from hypermlp.report.bench import show_model
+
+    kinds = [model.mad(Shape.parse(mad)), model.language(Shape.parse(language), depth, vocabulary)]
+    show_model(Console(), out, kinds, rounds=rounds, thread_counts=whole_numbers("--threads", threads))
 
 
 @bench.command("profile")
@@ -381,6 +460,8 @@ def check_contestants(only: list[str] | None, against: Path | None) -> None:
 
     for name in only or []:
         choose_from("--only", name, tuple(CONTESTANTS))
+    if only and "authors" in only and against is None:
+        raise ValueError("--only authors needs --against, the path of the authors' hyperglu.py")
     if against is not None and not against.is_file():
         raise ValueError(f"--against ({against}) must be the authors' hyperglu.py")
 
@@ -395,7 +476,7 @@ def main() -> None:
     """Entry point: a user's mistake ends in one line, not in a traceback."""
     try:
         app()
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         print(f"hypermlp: {error}", file=sys.stderr)
         raise SystemExit(1) from error
     except KeyboardInterrupt:

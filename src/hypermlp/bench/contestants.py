@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,12 @@ from torch import Tensor, nn
 
 from hypermlp.bench import flops
 from hypermlp.config import AttnKind, HyperGLUConfig
-from hypermlp.mixers import HyperGLU, HyperMLP, SoftmaxAttention
+from hypermlp.mixers import HyperGLU, HyperMLP, Mixer, SoftmaxAttention, build_mixer
+from hypermlp.models.budget import match
+from hypermlp.models.lm import count_parameters
 
 TOLERANCE = 1e-4  # of outputs and gradients against the reference, norm-wise, float32
+DECODED = 80  # tokens that are decoded one by one as a check: more than one chunk of the recurrent mixers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,8 @@ class Case:
     batch: int
     time: int
     width: int
-    qk_rank: int | None = None  # None: width // 4
+    size: int | None = None  # of the mixer, see the registry; None: as published
+    note: str = ""  # why it has not as many parameters as the baseline, where it was to have
     chunk: int | None = None
     against: str | None = None  # path of the authors' file
 
@@ -40,8 +44,9 @@ class Contestant:
     case: Case
     layer: nn.Module
     call: Callable[[Tensor], Tensor]
-    oracle: Callable[[Tensor], Tensor]  # the same mathematics, dense
-    flops: int  # of a forward
+    oracle: Callable[[Tensor], Tensor]  # the same mathematics, dense or token by token
+    flops: int | None  # of a forward; None: nobody has counted
+    longest_check: int = 200  # tokens
 
     def input(self, batch: int, time: int) -> Tensor:
         return torch.randn(batch, time, self.case.width, generator=torch.Generator().manual_seed(0))
@@ -58,26 +63,39 @@ class Contestant:
 
     @property
     def parameters(self) -> int:
-        return sum(p.numel() for p in self.layer.parameters())
+        return count_parameters(self.layer)
+
+    @property
+    def state_bytes(self) -> int | None:
+        """What decoding keeps of one sequence; None: it cannot decode."""
+        try:
+            return self.layer.state_size(1, self.case.time) if isinstance(self.layer, Mixer) else None
+        except ValueError:
+            return None
 
     def check(self) -> None:
-        """Wrong results are never timed: outputs and gradients must be the oracle's."""
-        x = self.input(2, min(self.case.time, 200))
-        found = []
+        """Wrong results are never timed: outputs must be the oracle's, and gradients where it has them."""
+        x = self.input(2, min(self.case.time, self.longest_check))
+        found: list[list[Tensor | None]] = []
         for function in (self.call, self.oracle):
             leaf = x.clone().requires_grad_()
             self.layer.zero_grad(set_to_none=True)
             y = function(leaf)
-            (y * torch.linspace(-1, 1, y.shape[-1])).sum().backward()
-            found.append([y.detach(), leaf.grad, *(p.grad for p in self.layer.parameters() if p.grad is not None)])
+            found.append([y.detach()])
+            if y.requires_grad:
+                (y * torch.linspace(-1, 1, y.shape[-1])).sum().backward()
+                found[-1] += [leaf.grad, *(p.grad for p in self.layer.parameters() if p.grad is not None)]
+        self.layer.zero_grad(set_to_none=True)
         for got, want in zip(*found, strict=False):  # the authors' layer is compared in output and input gradient
+            assert got is not None
+            assert want is not None
             error = float((got - want).norm() / want.norm().clamp(min=1e-30))
             if not error < TOLERANCE:
                 raise RuntimeError(f"{self.case.name} differs from the reference by {error:.1e}; it will not be timed")
 
 
 def hyper_config(case: Case, kind: AttnKind) -> HyperGLUConfig:
-    return HyperGLUConfig(n_embd=case.width, n_head=2, block_size=case.time, attn_kind=kind, qk_rank=case.qk_rank)
+    return HyperGLUConfig(n_embd=case.width, n_head=2, block_size=case.time, attn_kind=kind, qk_rank=case.size)
 
 
 def build_hyper(case: Case, kind: AttnKind, impl: str) -> Contestant:
@@ -108,6 +126,25 @@ def build_softmax(case: Case, heads: int, fused: bool) -> Contestant:
         oracle=naive,
         flops=flops.softmax(case.width, case.batch, case.time),
     )
+
+
+def build_named(case: Case) -> Contestant:
+    """A mixer by its registered name or its label. The oracle of those without a dense implementation is their decoding."""
+    layer = build_mixer(case.name, case.width, case.time, case.size)
+    if isinstance(layer, HyperGLU):
+        return Contestant(
+            case=case,
+            layer=layer,
+            call=layer,
+            oracle=lambda x: layer(x, impl="dense"),
+            flops=flops.hyper(layer.config, case.batch, case.time),
+        )
+
+    def decode(x: Tensor) -> Tensor:
+        cache = layer.new_cache(x.shape[0], max_len=x.shape[1])
+        return torch.cat([layer(token, cache=cache) for token in x.split(1, dim=1)], dim=1)
+
+    return Contestant(case=case, layer=layer, call=layer, oracle=decode, flops=None, longest_check=DECODED)
 
 
 def build_authors(case: Case) -> Contestant:
@@ -154,10 +191,16 @@ BASELINE = "softmax sdpa 2 heads"
 
 
 def build(case: Case) -> Contestant:
-    if case.name not in CONTESTANTS:
-        raise ValueError(f"unknown contestant {case.name!r}; known are {', '.join(CONTESTANTS)}")
+    """A contestant, or any mixer by its registered name or label."""
     torch.manual_seed(0)
-    return CONTESTANTS[case.name](case)
+    return CONTESTANTS.get(case.name, build_named)(case)
+
+
+def matched(case: Case) -> Case:
+    """The same with as many parameters as softmax attention, or a note that says why not."""
+    mixer = case.name.split()[0] if case.name in CONTESTANTS else case.name
+    found = match("hyperglu" if mixer == "authors" else mixer, case.width, case.time)
+    return replace(case, size=found.size, note=found.note)
 
 
 def reason_to_leave_out(case: Case) -> str | None:

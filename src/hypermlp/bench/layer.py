@@ -9,10 +9,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hypermlp.bench import memory
-from hypermlp.bench.contestants import BASELINE, CONTESTANTS, Case, Contestant, build, hyper_config, reason_to_leave_out
+from hypermlp.bench.contestants import BASELINE, CONTESTANTS, Case, Contestant, build, matched, reason_to_leave_out
 from hypermlp.bench.timing import matmul_peak, ratio, take_turns, threads
-from hypermlp.mixers import HyperGLU
-from hypermlp.mixers.softmax import SoftmaxAttention
 
 AUTHORS_CHUNKS = (64, 128, 256, 512, 1024)
 
@@ -37,19 +35,7 @@ class Shape(NamedTuple):
 
 
 DEFAULT_SHAPES = tuple(Shape(*s) for s in ((8, 1024, 768), (2, 2048, 768), (1, 4096, 768), (1, 8192, 768), (128, 128, 128)))
-
-
-def matched_qk_rank(shape: Shape) -> int | None:
-    """The qk_rank at which HyperGLU has as many parameters as softmax attention; None if even the smallest has more."""
-    target = sum(p.numel() for p in SoftmaxAttention(shape.width, 2).parameters())
-
-    def count(rank: int) -> int:
-        config = hyper_config(Case(name="", batch=1, time=shape.time, width=shape.width, qk_rank=rank), "glu")
-        return sum(p.numel() for p in HyperGLU(config).parameters())
-
-    slope = (count(8) - count(4)) // 4
-    rank = 4 * round((target - count(4) + 4 * slope) / slope / 4)
-    return rank if rank >= 4 else None
+MIXER_SHAPES = tuple(Shape(*s) for s in ((4, 512, 256), (4, 1024, 256), (4, 2048, 256)))  # three, so that growth shows
 
 
 def run(
@@ -64,21 +50,25 @@ def run(
     tell: Callable[[str], None] = lambda text: None,
     done: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
-    """One row a contestant and shape; `tell` hears what is going on, `done` each finished row."""
+    """One row a contestant, or mixer by its registered name or label, and shape.
+
+    match: at equal parameters; a row says where that is not reached. `tell` hears what is going on, `done` each finished row.
+    """
     rows = []
     for shape in shapes:
-        rank = matched_qk_rank(shape) if match else None
         cases = {}
         for name in names:
-            case = Case(name=name, batch=shape.batch, time=shape.time, width=shape.width, qk_rank=rank, against=against)
+            case = Case(name=name, batch=shape.batch, time=shape.time, width=shape.width, against=against)
             reason = reason_to_leave_out(case)
             if reason is None:
-                cases[name] = case
+                cases[name] = matched(case) if match else case
             elif name != "authors":
                 tell(f"{shape}: {name} left out, {reason}")
-        for row in run_shape(shape, cases, rounds, thread_counts, with_memory, tell):
+        for row in run_shape(shape, cases, rounds, thread_counts, with_memory, tell) if cases else ():
             rows.append(row)
             done(row)
+    if not rows:
+        raise ValueError("none of the contestants takes part at these shapes; choose others")
     return rows
 
 
@@ -101,9 +91,12 @@ def run_shape(
             "contestant": name,
             "shape": list(shape),
             "parameters": c.parameters,
+            "deviation": c.parameters / (4 * shape.width**2) - 1,  # from the baseline's
+            "note": c.case.note,
             "flops_forward": c.flops,
-            "qk_rank": c.case.qk_rank or shape.width // 4 if not name.startswith("softmax") else None,
+            "size": c.case.size,
             "chunk": c.case.chunk,
+            "state_bytes": c.state_bytes,
         }
         for name, c in contestants.items()
     }
@@ -141,7 +134,7 @@ def time_phases(
             rows[name][f"{phase}_{count}t"] = {
                 "seconds": best,
                 "ratio": ratio(seconds[name], seconds[BASELINE])._asdict() if BASELINE in seconds else None,
-                "share_of_matmul_peak": factor * c.flops / best / peak,
+                "share_of_matmul_peak": None if c.flops is None else factor * c.flops / best / peak,
                 "rounds": seconds[name],
             }
         for c in contestants.values():

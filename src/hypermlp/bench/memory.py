@@ -1,19 +1,23 @@
 """Extra peak memory of one forward or one training step, in a process of its own.
 
-`extra(...)` starts `python -m hypermlp.bench.memory`, which builds the contestant and its input, warms up on a short input, and
-then reports by how many bytes the resident memory rises above that at its peak.
+The process builds the contestant and its input, warms up on a short input, and then reports by how many bytes the resident
+memory rises above that at its peak. It is forked from one that has imported everything and computed nothing. With glibc, large
+blocks go back to the system as soon as they are free: what is counted is alive, not kept for later.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
+import ctypes
+import multiprocessing
 import sys
-from dataclasses import asdict
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 
 from hypermlp.bench.contestants import Case, build
+
+MMAP_THRESHOLD, LARGE = -3, 64 * 1024  # mallopt's parameter and the bytes from which a block has a mapping of its own
 
 
 class Extra(NamedTuple):
@@ -24,15 +28,20 @@ class Extra(NamedTuple):
 
 
 def extra(case: Case) -> Extra:
-    done = subprocess.run(
-        [sys.executable, "-m", "hypermlp.bench.memory", json.dumps(asdict(case))], capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"measuring the memory of {case.name} failed:\n{done.stderr}")
-    return Extra(*json.loads(done.stdout.splitlines()[-1]))
+    forks = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
+    context = multiprocessing.get_context("forkserver" if forks else "spawn")
+    if forks:
+        context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(1, mp_context=context) as process:
+        try:
+            return process.submit(measure, case).result()
+        except BrokenProcessPool:
+            raise RuntimeError(f"measuring the memory of {case.name} ended its process; is there enough memory?") from None
 
 
 def measure(case: Case) -> Extra:
+    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
+        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
     contestant = build(case)
     found = []
     for step in (contestant.forward, contestant.train_step):
@@ -68,7 +77,3 @@ def status(field: str) -> int:
         if line.startswith(field):
             return int(line.split()[1]) * 1024
     raise OSError(f"no {field} in /proc/self/status")
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(Case(**json.loads(sys.argv[1])))))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hypermlp.bench import decode, layer, profile
+from hypermlp.bench import decode, layer, model, profile
 from hypermlp.bench.contestants import BASELINE
 from hypermlp.bench.layer import Shape
 from hypermlp.provenance import provenance, write_json
@@ -62,6 +63,25 @@ def show_layer(console: Console, out: Path, shapes: list[Shape], **options: Any)
     for shape in shapes:
         console.print(*layer_tables(shape, [row for row in rows if row["shape"] == list(shape)]))
     console.print(f"Numbers: {out / 'layer.json'}   Picture: {save(growth(rows), out / 'layer.png')}")
+
+
+def show_mixers(console: Console, out: Path, shapes: list[Shape], mixers: list[str], **options: Any) -> None:
+    """Run the benchmark of layers for mixers at equal parameters; leaves mixers.json and mixers.png in `out`."""
+    names = [BASELINE, *mixers]
+    rows = run_and_record(console, out / "mixers.json", layer.run, shapes, names=names, match=True, **options)
+    for shape in shapes:
+        chosen = [row for row in rows if row["shape"] == list(shape)]
+        console.print(*layer_tables(shape, chosen))
+        for note in dict.fromkeys(row["note"] for row in chosen if row["note"]):
+            console.print(f"{', '.join(row['contestant'] for row in chosen if row['note'] == note)}: {note}")
+    console.print(f"Numbers: {out / 'mixers.json'}   Picture: {save(mixers_picture(rows), out / 'mixers.png')}")
+
+
+def show_model(console: Console, out: Path, kinds: list[model.Kind], **options: Any) -> None:
+    """Run the benchmark of whole models; leaves model.json in `out`."""
+    rows = run_and_record(console, out / "model.json", model.run, kinds, **options)
+    console.print(*model_tables(rows))
+    console.print(f"Numbers: {out / 'model.json'}")
 
 
 def show_decode(console: Console, out: Path, lengths: list[int], batches: list[int], **options: Any) -> None:
@@ -121,37 +141,51 @@ def decode_picture(rows: list[dict[str, Any]], batches: list[int]) -> Figure:
 
 def layer_tables(shape: Shape, rows: list[dict[str, Any]]) -> Iterator[Table]:
     """Sizes and memory, then a table of times for each number of threads."""
-    sizes = Table(title=str(shape), box=box.SIMPLE_HEAD)
-    for column in ("layer", "parameters", "GFLOP forward", "memory forward, MB", "memory training, MB"):
-        sizes.add_column(column, justify="left" if column == "layer" else "right")
+    sizes = Table(title=f"{shape}; extra memory in MB, parameters by the baseline's", box=box.SIMPLE_HEAD, padding=0)
+    for column in ("layer", "parameters", "by", "GFLOP", "forward MB", "training MB", "state bytes"):
+        sizes.add_column(column, justify="left" if column == "layer" else "right", no_wrap=True)
     for row in rows:
         memory = [f"{row[k] / 1e6:.0f}" if k in row else "–" for k in ("forward_extra_bytes", "training_extra_bytes")]
-        sizes.add_row(row["contestant"], f"{row['parameters']:,}", f"{row['flops_forward'] / 1e9:.1f}", *memory)
+        work = "–" if row["flops_forward"] is None else f"{row['flops_forward'] / 1e9:.1f}"
+        state = "–" if row["state_bytes"] is None else f"{row['state_bytes']:,}"
+        sizes.add_row(row["contestant"], f"{row['parameters']:,}", f"{1 + row['deviation']:.2f}", work, *memory, state)
     yield sizes
-    for count in sorted(
-        {key.split("_")[1] for row in rows for key in row if key.startswith("training_") and key[-2].isdigit()}
-    ):
-        clock = "one thread, CPU time" if count == "1t" else f"{count[:-1]} threads"
-        table = Table(title=f"{shape}, {clock}; ratio to {BASELINE} ± half the quartiles' distance", box=box.SIMPLE_HEAD)
-        for column in ("layer", "forward ms", "ratio", "of peak", "training ms", "ratio", "of peak"):
+    for count in thread_counts(rows):
+        title = f"{shape}, {clock_name(count)}; milliseconds, ratio to {BASELINE} ± half the quartiles' distance, share of peak"
+        table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)
+        for column in ("layer", "forward", "ratio", "peak", "training", "ratio", "peak"):
             table.add_column(column, justify="left" if column == "layer" else "right", no_wrap=True)
         for row in rows:
             table.add_row(row["contestant"], *timing_cells(row[f"forward_{count}"]), *timing_cells(row[f"training_{count}"]))
         yield table
 
 
+def thread_counts(rows: list[dict[str, Any]]) -> list[str]:
+    """Of the measured training steps, as their keys end: 1t, 2t, …"""
+    return sorted({key.split("_")[1] for row in rows for key in row if key.startswith("training_") and key[-2].isdigit()})
+
+
+def clock_name(count: str) -> str:
+    return "one thread, CPU time" if count == "1t" else f"{count[:-1]} threads"
+
+
 def timing_cells(found: dict[str, Any]) -> list[str]:
+    share = found["share_of_matmul_peak"]
+    return [*time_and_ratio(found), "–" if share is None else f"{share:.0%}"]
+
+
+def time_and_ratio(found: dict[str, Any]) -> tuple[str, str]:
     ratio = found["ratio"]
     spread = "" if ratio is None else f"{ratio['median']:.2f} ±{(ratio['high'] - ratio['low']) / 2:.2f}"
-    return [f"{1e3 * found['seconds']:.1f}", spread, f"{found['share_of_matmul_peak']:.0%}"]
+    return f"{1e3 * found['seconds']:.1f}", spread
 
 
 def growth(rows: list[dict[str, Any]]) -> Figure:
     """Time of a training step and its extra memory, per sequence, against T, with the fitted exponents."""
     figure, (left, right) = new_figure(2, width=11, height=4.4)
-    width = max((row["shape"][2] for row in rows), default=0)
+    width = max(row["shape"][2] for row in rows)
     rows = [row for row in rows if row["shape"][2] == width]
-    key = next((k for row in rows for k in row if k.startswith("training_") and k.endswith("t")), "training_2t")
+    key = f"training_{thread_counts(rows)[-1]}"
     curves(left, rows, lambda row: row[key]["seconds"] / row["shape"][0])
     left.set(title=f"training step, width {width}", xlabel="tokens", ylabel="seconds per sequence")
     curves(
@@ -188,6 +222,118 @@ def exponent(points: list[tuple[int, float]]) -> float:
     xs, ys = [math.log(t) for t, _ in points], [math.log(y) for _, y in points]
     mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)
+
+
+class Growth(NamedTuple):
+    """One mixer over the lengths of a benchmark."""
+
+    at: dict[int, dict[str, Any]]  # tokens → row
+    memory: float | None  # exponent of T in the extra memory of a training step
+
+
+def by_mixer(rows: list[dict[str, Any]]) -> dict[str, Growth]:
+    found = {}
+    for name in dict.fromkeys(row["contestant"] for row in rows):
+        at = {row["shape"][1]: row for row in rows if row["contestant"] == name}
+        points = [(T, row.get("training_extra_bytes", 0) / row["shape"][0]) for T, row in at.items()]
+        fits = len(points) > 1 and all(y > 0 for _, y in points)
+        found[name] = Growth(at, exponent(points) if fits else None)
+    return found
+
+
+def mixers_markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of all mixers at equal parameters, for the documents."""
+    lengths = sorted({row["shape"][1] for row in rows})
+    middle, key = lengths[len(lengths) // 2], f"training_{thread_counts(rows)[-1]}"
+    columns = [
+        "mixer",
+        "parameters",
+        *(f"training step, {T} tokens" for T in lengths),
+        "memory ∝",
+        f"state bytes, {middle} tokens",
+    ]
+    lines = ["| " + " | ".join(columns) + " |", "| --- " + "| ---: " * (len(columns) - 1) + "|"]
+    for name, growth in by_mixer(rows).items():
+        ratios = [f"{growth.at[T][key]['ratio']['median']:.2f}" if T in growth.at else "–" for T in lengths]
+        memory = "–" if growth.memory is None else f"T^{growth.memory:.2f}"
+        row = growth.at.get(middle) or next(iter(growth.at.values()))
+        off = f" ({row['deviation']:+.0%})" if row["note"] else ""
+        state = "–" if row["state_bytes"] is None else f"{row['state_bytes']:,}"
+        lines.append("| " + " | ".join([name, f"{row['parameters']:,}{off}", *ratios, memory, state]) + " |")
+    return "\n".join(lines)
+
+
+def mixers_picture(rows: list[dict[str, Any]]) -> Figure:
+    """A line a mixer: the ratio of a training step at every length, and how its memory grows."""
+    found = by_mixer(rows)
+    count, lengths = thread_counts(rows)[-1], sorted({row["shape"][1] for row in rows})
+    figure, (left, right) = new_figure(2, width=11, height=1.6 + 0.21 * len(found))
+    ratios = []
+    for T, colour in zip(lengths, sample_colours(len(lengths)), strict=True):
+        places = [place for place, growth in enumerate(found.values()) if T in growth.at]
+        values = [growth.at[T][f"training_{count}"]["ratio"]["median"] for growth in found.values() if T in growth.at]
+        left.scatter(values, places, color=colour, s=22, label=f"{T} tokens", zorder=3)
+        ratios += values
+    left.axvline(1, color="#2563eb", linewidth=1)
+    left.set(title=f"training step, {clock_name(count)}", xlabel=f"time by that of {BASELINE}", xscale="log")
+    ticks = [x for x in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if min(ratios) / 2 < x < max(ratios) * 2]
+    left.set_xticks(ticks, labels=[f"{x:g}" for x in ticks])
+    left.minorticks_off()
+    left.legend(frameon=False, fontsize=8)
+    exponents = [math.nan if growth.memory is None else growth.memory for growth in found.values()]
+    right.scatter(exponents, range(len(found)), color="#c2410c", s=22, zorder=3)
+    right.set(title="extra memory of a training step", xlabel="grows as T to the power of", xlim=(0, 2.2))
+    for ax in (left, right):
+        ax.set_yticks(range(len(found)), labels=list(found), fontsize=8)
+        ax.set_ylim(len(found) - 0.5, -0.5)
+    return figure
+
+
+def sample_colours(count: int) -> list[Any]:
+    """From light to dark."""
+    return [colormaps["YlOrRd"](0.35 + 0.6 * i / max(count - 1, 1)) for i in range(count)]
+
+
+def model_tables(rows: list[dict[str, Any]]) -> Iterator[Table]:
+    for kind in dict.fromkeys(row["model"] for row in rows):
+        chosen = [row for row in rows if row["model"] == kind]
+        first = chosen[0]
+        title = f"{kind} model, {Shape(*first['shape'])}, {first['depth']} layers; ratios to {first['baseline']}"
+        table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)
+        for column in ("mixer", "parameters", "clock", "step, ms", "ratio", "tokens/s"):
+            table.add_column(column, justify="left" if column in ("mixer", "clock") else "right", no_wrap=True)
+        for count in thread_counts(chosen):
+            for row in chosen:
+                found = row[f"training_{count}"]
+                milliseconds, spread = time_and_ratio(found)
+                speed = f"{found['tokens_per_second']:,.0f}"
+                table.add_row(row["mixer"], f"{row['parameters']:,}", clock_name(count), milliseconds, spread, speed)
+        yield table
+
+
+# What the paper's layer is to reach: at most this time of a step on MAD, at least this share of the tokens per second.
+TARGETS = {"mad": 1.6, "language": 0.95}
+
+
+def model_markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of whole models for the documents: HyperGLU's beside softmax attention's of equal size."""
+    lines = [
+        "| model | parameters | softmax | threads | tokens/s | softmax's | relative | target |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for ours, rival in zip(rows[::2], rows[1::2], strict=True):
+        sizes = f"{ours['model']}, {' × '.join(map(str, ours['shape']))}, {ours['depth']} layers"
+        target = TARGETS[ours["model"]]
+        for count in thread_counts([ours]):
+            a, b = (row[f"training_{count}"] for row in (ours, rival))
+            if ours["model"] == "mad":
+                relative, goal = f"{a['ratio']['median']:.2f} × the time", f"≤ {target}"
+            else:
+                relative, goal = f"{1 / a['ratio']['median']:.2f} × the tokens/s", f"≥ {target}"
+            speeds = [f"{found['tokens_per_second']:,.0f}" for found in (a, b)]
+            cells = [sizes, f"{ours['parameters']:,}", f"{rival['parameters']:,}", count[:-1], *speeds, relative, goal]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def layer_markdown(rows: list[dict[str, Any]]) -> str:

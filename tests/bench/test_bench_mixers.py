@@ -1,0 +1,124 @@
+"""The benchmark of layers, for every mixer at equal parameters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+from typer.testing import CliRunner
+
+from hypermlp.bench import memory
+from hypermlp.bench.contestants import Case, build, matched
+from hypermlp.cli import app
+from hypermlp.mixers import MIXERS, Entry, SoftmaxAttention
+from hypermlp.mixers.labels import TABLE1
+from hypermlp.report.bench import mixers_markdown, mixers_picture
+
+TINY = ("--shape", "1,24,32", "--rounds", "1", "--threads", "1", "--no-memory")
+
+
+def bench_layer(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["bench", "layer", *arguments])
+
+
+def test_every_mixer_is_checked_timed_and_recorded(tmp_path: Path) -> None:
+    done = bench_layer("--mixers", "all", *TINY, "--out", str(tmp_path))
+    assert done.exception is None, done.output
+    rows = json.loads((tmp_path / "mixers.json").read_text())["rows"]
+    assert [row["contestant"] for row in rows] == ["softmax sdpa 2 heads", *TABLE1, *MIXERS]
+    for row in rows:
+        assert row["forward_1t"]["seconds"] > 0
+        assert row["training_1t"]["ratio"]["median"] > 0
+        assert (abs(row["deviation"]) <= 0.01) == (row["note"] == "")
+    assert [row["contestant"] for row in rows if row["state_bytes"] is None] == ["R-2!", "G-12!", "R-12!"]
+    assert (tmp_path / "mixers.png").stat().st_size > 10_000
+
+
+def test_a_shape_wide_enough_gives_equal_parameters() -> None:
+    for name in MIXERS:
+        case = matched(Case(name=name, batch=1, time=128, width=256))
+        assert case.note == "", name
+        assert abs(build(case).parameters / (4 * 256**2) - 1) <= 0.01, name
+
+
+class Scaled(SoftmaxAttention):
+    """Right token by token, wrong at once."""
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        y = super().forward(x, **options)
+        return y if options.get("cache") is not None else y * 1.001
+
+
+class Misled(SoftmaxAttention):
+    """Sees the future when it is given all tokens at once."""
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        return super().forward(x, **options) + 0.01 * x.mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("wrong", [Scaled, Misled])
+def test_wrong_results_are_never_timed(wrong: type, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(MIXERS, "wrong", Entry(lambda d, n, s: wrong(d), "Wrong", "nobody", 2026))
+    done = bench_layer("--mixers", "softmax,wrong", *TINY, "--out", str(tmp_path))
+    assert isinstance(done.exception, RuntimeError)
+    assert "wrong differs from the reference" in str(done.exception)
+    assert not (tmp_path / "mixers.json").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--mixers", "softmax,sofmax"), "unknown mixer 'sofmax'"),
+        (("--mixers", "G-cg-12o"), "the nearest label is"),
+        (("--mixers", "softmax", "--only", "hyperglu native"), "leave out --only"),
+        (("--only", "authors"), "needs --against"),
+        (("--only", "softmax sdpa 12 heads"), "none of the contestants takes part"),
+    ],
+)
+def test_mistakes_are_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    done = bench_layer(*arguments, *TINY, "--out", str(tmp_path))
+    assert isinstance(done.exception, ValueError)
+    assert message in str(done.exception)
+
+
+def test_memory_counts_what_is_alive() -> None:
+    extra = memory.extra(Case(name="softmax naive", batch=1, time=512, width=16))
+    matrix = 2 * 512**2 * 4  # of the scores of both heads
+    assert 2 * matrix < extra.forward < 6 * matrix
+    assert 2 * matrix < extra.training < 6 * matrix
+
+
+def row(name: str, time: int, ratio: float, extra: int | None, **others: Any) -> dict[str, Any]:
+    timed = {"ratio": {"median": ratio, "low": ratio, "high": ratio}, "seconds": ratio}
+    made = {"contestant": name, "shape": [4, time, 256], "parameters": 262144, "deviation": 0.0, "note": ""}
+    made |= {"state_bytes": 1000 * time, "training_2t": timed, "training_1t": timed}
+    return made | ({} if extra is None else {"training_extra_bytes": extra}) | others
+
+
+ROWS = [
+    *(row("softmax", T, 1.0, 8 * T) for T in (512, 1024, 2048)),
+    *(row("R-12!", T, 2.5, T**2, state_bytes=None, deviation=0.25, note="as its label says") for T in (512, 1024)),
+    row("mamba", 1024, 3.0, None, state_bytes=4096),
+]
+
+
+def test_the_table_of_mixers() -> None:
+    assert mixers_markdown(ROWS).splitlines() == [
+        "| mixer | parameters | training step, 512 tokens | training step, 1024 tokens | training step, 2048 tokens"
+        " | memory ∝ | state bytes, 1024 tokens |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| softmax | 262,144 | 1.00 | 1.00 | 1.00 | T^1.00 | 1,024,000 |",
+        "| R-12! | 262,144 (+25%) | 2.50 | 2.50 | – | T^2.00 | – |",
+        "| mamba | 262,144 | – | 3.00 | – | – | 4,096 |",
+    ]
+
+
+def test_the_picture_has_a_line_for_every_mixer() -> None:
+    left, right = mixers_picture(ROWS).axes
+    assert [label.get_text() for label in left.get_yticklabels()] == ["softmax", "R-12!", "mamba"]
+    assert sum(len(points.get_offsets()) for points in left.collections) == len(ROWS)
+    (points,) = right.collections
+    assert points.get_offsets()[:2, 0].tolist() == pytest.approx([1, 2])
