@@ -7,8 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from hypermlp.cli import app
+from hypermlp.experiments.demo import make_plan
+from hypermlp.experiments.mad import Plan
 from hypermlp.provenance import write_json
+from hypermlp.report import demo as report_demo
 
 
 def hypermlp(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -75,30 +80,23 @@ def test_bench_decode_measures_checks_and_records(tmp_path: Path) -> None:
     assert (tmp_path / "decode.png").stat().st_size > 10_000
 
 
-def test_demo_trains_both_models_and_leaves_picture_and_numbers(tmp_path: Path) -> None:
-    done = hypermlp("demo", "--steps", "5", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "HyperGLU" in done.stdout
-    record = json.loads((tmp_path / "runs" / "demo" / "demo.json").read_text())
-    assert record["evaluations"][-1]["step"] == 5
-    ours, theirs = record["parameters"]["hyperglu"], record["parameters"]["softmax"]
-    assert abs(ours - theirs) < 0.01 * ours
-    assert (tmp_path / "runs" / "demo" / "demo.png").stat().st_size > 10_000
-
-
-def test_demo_is_reproducible(tmp_path: Path) -> None:
-    runs = []
-    for name in ("a", "b"):
-        assert hypermlp("demo", "--steps", "3", "--seed", "7", "--out", str(tmp_path / name)).returncode == 0
-        runs.append(json.loads((tmp_path / name / "demo.json").read_text())["evaluations"])
-    assert [e["loss"] for e in runs[0]] == [e["loss"] for e in runs[1]]
+@pytest.mark.parametrize("arguments, folder", [((), "runs/demo"), (("--quick",), "runs/demo-quick"), (("--out", "x"), "x")])
+def test_demo_runs_its_plan_in_a_folder_of_its_own(
+    arguments: tuple[str, ...], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[Path, Plan]] = []
+    monkeypatch.setattr(report_demo, "show", lambda console, out, plan, **options: shown.append((out, plan)))
+    done = CliRunner().invoke(app, ["demo", *arguments])
+    assert done.exit_code == 0, done.output
+    assert shown == [(Path(folder), make_plan(quick="--quick" in arguments))]
+    assert make_plan() != make_plan(quick=True)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("demo", "--steps", "0"),
-        ("demo", "--steps", "many"),
+        ("demo", "--seeds", "0"),
+        ("demo", "--workers", "many"),
         ("dmeo",),
         ("bench", "layer", "--shape", "8,1024"),
         ("bench", "layer", "--only", "nobody"),

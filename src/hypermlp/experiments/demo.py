@@ -1,69 +1,98 @@
-"""HyperGLU and softmax attention, equal in parameters, learn selective copying side by side."""
+"""The paper's claims in minutes: six small models on two MAD tasks, and what their mixing has learned about lags.
+
+Every claim is a comparison of two models that differ in the one thing it is about (report/demo.py judges them):
+
+    R-cg-q-12o, R-cg-q     HyperMLP, and the same layer without mixing along the sequence
+    G-cg-q-12o, S-pc       HyperGLU, and softmax attention with rotary embedding and convolutions
+    R-12o!, R-12!          mixing by lag, and the same by place in the input
+
+Letters: B batch, T time, C width, H heads, R mixing rank, L block_size.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from hypermlp.data.copying import selective_copying
-from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, match_inner_width
-from hypermlp.train.loop import Trainer, accuracy
+from hypermlp.experiments import mad
+from hypermlp.experiments.mad import Job, Plan
+from hypermlp.experiments.runs import Desk, Record
+from hypermlp.mixers.hyper import HyperGLU, SequenceMixing
 
-WIDTH, DEPTH, LENGTH, N_CONTENT, VOCABULARY = 64, 2, 64, 16, 16
-BATCH, LR, TEST_SIZE = 32, 2e-3, 256
-MIXERS = ("hyperglu", "softmax")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """Where the contestants stand after `step` updates each."""
-
-    step: int
-    accuracy: dict[str, float]  # on held-out sequences
-    loss: dict[str, float]  # mean since the last evaluation
-    seconds: dict[str, float]  # spent in training steps so far
+MIXERS = ("G-cg-q-12o", "R-cg-q-12o", "S-pc", "R-cg-q", "R-12o!", "R-12!")
+SHOWN = MIXERS[0]  # whose lag kernels are kept
+TASKS = ("selective-copying", "noisy-recall")
+DIGITS = 4  # of a kernel in the record
 
 
-def contestants(seed: int) -> dict[str, LanguageModel]:
-    """Two-layer models; the rival's feed-forward is widened until the parameter counts agree."""
+def make_plan(*, quick: bool = False) -> Plan:
+    """Short sequences and narrow models, for as long as R-12o! needs; quick: fewer steps, to see that it works."""
+    return Plan(
+        protocol="clean",
+        settings="baseline",
+        width=32,
+        batch=32,
+        examples=3200,
+        tests=320,
+        epochs=None,
+        steps=dict(zip(TASKS, (150, 200) if quick else (500, 1200), strict=True)),
+        rates=(4e-3,),
+        decays=(0.0,),
+        changes={
+            "selective-copying": {"seq_len": 48, "num_tokens_to_copy": 8},
+            "noisy-recall": {"seq_len": 32, "vocab_size": 24, "noise_vocab_size": 8},
+        },
+    )
 
-    def build(name: str, inner: int) -> LanguageModel:
-        torch.manual_seed(seed)
-        return LanguageModel(
-            ModelConfig(vocabulary=VOCABULARY, width=WIDTH, depth=DEPTH, length=LENGTH, mixer=name, inner=inner, tied=False)
-        )
 
-    models = {"hyperglu": build("hyperglu", 2 * WIDTH)}
-    target = count_parameters(models["hyperglu"])
-    for name in MIXERS[1:]:
-        models[name] = build(name, match_inner_width(target, partial(build, name), 2 * WIDTH))
-    return models
+def train(job: Job, desk: Desk | None = None) -> Record:
+    """A run of the MAD study; HyperGLU's record has its lag kernels besides."""
+    model, record = mad.train_model(job, desk)
+    if job.mixer == SHOWN:
+        _, _, test = mad.load_data(job.setting, job.seed, job.plan.rules.validation)
+        record["lag_kernels"] = lag_kernels(model, test.inputs)
+    return record
 
 
-def run(models: dict[str, LanguageModel], *, steps: int, seed: int, evaluations: int = 12) -> Iterator[Evaluation | int]:
-    """Train all models on the same batches; yields the step after each update, and an Evaluation now and then."""
-    generator = torch.Generator().manual_seed(seed)
-    test = selective_copying(TEST_SIZE, LENGTH, N_CONTENT, VOCABULARY, torch.Generator().manual_seed(seed + 1_000_003))
-    trainers = {name: Trainer(model, steps=steps, lr=LR, weight_decay=0.01) for name, model in models.items()}
-    seconds = dict.fromkeys(models, 0.0)
-    losses: dict[str, list[float]] = {name: [] for name in models}
-    every = max(1, steps // evaluations)
-    for step in range(1, steps + 1):
-        batch = selective_copying(BATCH, LENGTH, N_CONTENT, VOCABULARY, generator)
-        for name, trainer in trainers.items():
-            begin = time.perf_counter()
-            losses[name].append(trainer.step(*batch))
-            seconds[name] += time.perf_counter() - begin
-        if step % every == 0 or step == steps:
-            yield Evaluation(
-                step=step,
-                accuracy={name: accuracy(model, *test) for name, model in models.items()},
-                loss={name: sum(values) / len(values) for name, values in losses.items()},
-                seconds=dict(seconds),
-            )
-            losses = {name: [] for name in models}
-        yield step
+@torch.no_grad()
+def lag_kernels(model: nn.Module, inputs: Tensor) -> list[dict[str, Any]]:
+    """R1 and R2 of every layer, as lists by lag, 0 (the token itself) first.
+
+    diagonal: D, by head. mixing: A Diag(s) Bᵀ, [from][to], of the head where it is largest; s is its mean over `inputs` (B T).
+    """
+    layers = [module for module in model.modules() if isinstance(module, HyperGLU)]
+    seen: dict[nn.Module, Tensor] = {}  # B T C
+
+    def keep(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        seen[layer] = arguments[0]
+
+    hooks = [layer.register_forward_pre_hook(keep) for layer in layers]
+    model(inputs)
+    for hook in hooks:
+        hook.remove()
+    found = []
+    for number, layer in enumerate(layers, 1):
+        for name, op in (("R1", layer.op1), ("R2", layer.op2)):
+            if op is not None:
+                found.append({"layer": number, "operator": name, **kernel(op, seen[layer], transpose=name == "R2")})
+    return found
+
+
+def kernel(op: SequenceMixing, x: Tensor, *, transpose: bool) -> dict[str, Any]:
+    """transpose: the operator takes lag j to lag i by its entry (i, j), as in w = a R2ᵀ."""
+    mixing = op.operator(torch.sigmoid(op.control(x)).mean((0, 1), keepdim=True))  # s: 1 1 H*R
+    low_rank = (mixing.A * mixing.control[0, 0, :, None]) @ mixing.B.mT  # H L L
+    head = int(low_rank.flatten(1).norm(dim=1).argmax())
+    strongest = low_rank[head].mT if transpose else low_rank[head]
+    diagonal = mixing.baseline()
+    return {
+        "head": head + 1,
+        "diagonal": [] if diagonal is None else rounded(diagonal.flip(-1)),
+        "mixing": rounded(strongest.flip(0, 1)),
+    }
+
+
+def rounded(values: Tensor) -> list[list[float]]:
+    return [[round(value, DIGITS) for value in row] for row in values.tolist()]

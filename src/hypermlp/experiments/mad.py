@@ -248,6 +248,11 @@ def load_data(setting: Setting, seed: int, clean: bool) -> tuple[Tensors, Tensor
 
 
 def train(job: Job, desk: Desk | None = None) -> Record:
+    """The record of train_model."""
+    return train_model(job, desk)[1]
+
+
+def train_model(job: Job, desk: Desk | None = None) -> tuple[nn.Module, Record]:
     """Train one model and score it. With a desk it tells there how far it is, and goes on where it was stopped."""
     clean = job.plan.rules.validation
     train_set, validation, test = load_data(job.setting, job.seed, clean)
@@ -268,7 +273,7 @@ def train(job: Job, desk: Desk | None = None) -> Record:
         if desk is not None:
             desk.tick(training.step, training.recipe.steps, latest(training), training.state)
     metrics = clean_metrics(training, partial(scores, test)) if clean else faithful_metrics(training)
-    return {
+    return model, {
         "plan": dataclasses.asdict(job.plan),
         "parameters": count_parameters(model),
         "inner": job.inner,
@@ -310,6 +315,7 @@ def study(
     plan: Plan,
     *,
     seeds: int = 1,
+    work: runs.Work = train,
     workers: int | None = None,
     retry_failed: bool = False,
     checkpoint_seconds: float = 60.0,
@@ -323,7 +329,7 @@ def study(
         return runs.run(
             folder,
             jobs,
-            train,
+            work,
             workers=workers,
             retry_failed=retry_failed,
             checkpoint_seconds=checkpoint_seconds,
