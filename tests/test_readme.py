@@ -8,7 +8,10 @@ from pathlib import Path
 
 import torch
 
-from hypermlp.report.bench import decode_markdown, layer_markdown
+from hypermlp.report.bench import decode_markdown, layer_markdown, mixers_markdown, model_markdown
+from hypermlp.report.findings import verdicts_markdown
+from hypermlp.report.study import read_studies
+from hypermlp.report.table1 import table1_markdown
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -26,10 +29,21 @@ def test_the_python_block_runs() -> None:
 
 
 def test_the_figures_are_those_of_the_results() -> None:
-    results = ROOT / "results" / "bench"
-    for name, table in (("layer", layer_markdown), ("decode", decode_markdown)):
-        rows = json.loads((results / f"{name}.json").read_text())["rows"]
-        assert table(rows) in README, f"the README should print\n{table(rows)}"
+    for name, table, document in (
+        ("layer", layer_markdown, "README.md"),
+        ("decode", decode_markdown, "README.md"),
+        ("mixers", mixers_markdown, "docs/mixers.md"),
+        ("model", model_markdown, "docs/mixers.md"),
+    ):
+        shown = table(json.loads((ROOT / "results" / "bench" / f"{name}.json").read_text())["rows"])
+        assert shown in (ROOT / document).read_text(), f"{document} should print\n{shown}"
+
+
+def test_the_reproduction_is_what_the_runs_say() -> None:
+    (study,) = read_studies(ROOT / "results" / "table1")
+    document = (ROOT / "docs" / "reproduction.md").read_text()
+    for shown in (table1_markdown(study), verdicts_markdown(study)):
+        assert shown in document, f"docs/reproduction.md should print\n{shown}"
 
 
 def test_the_authors_quick_start_runs_verbatim() -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 app = typer.Typer(
     help="HyperMLP and HyperGLU: attention read as a two-layer MLP whose hidden layer is the context.\n\n"
-    "Start with [bold]hypermlp demo[/bold]: about a minute on two cores.",
+    "Start with [bold]hypermlp demo[/bold]: a few minutes on two cores.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

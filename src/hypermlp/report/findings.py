@@ -254,3 +254,20 @@ def room(study: Study, task: str, expected: str) -> str:
     if expected == "low" or not without or min(without) < FULL:
         return ""
     return f"no room to gain: {min(without):.1f} % without mixing"
+
+
+def verdicts_markdown(study: Study) -> str:
+    """Findings and predictions with their verdicts, for a document."""
+
+    def gain(item: Evidence) -> str:
+        digits = 3 if item.measure == LOSS else 1
+        shown = "–" if item.gain is None else f"{item.gain.mean:+.{digits}f}"
+        return f"{item.better} − {item.worse}, {item.measure}: {shown} (paper {item.paper:+.{digits}f})"
+
+    lines = ["| claim | verdict here | gains (loss: saved) |", "| --- | --- | --- |"]
+    for i, outcome in enumerate(findings(study), 1):
+        judged = [gain(item) for item in outcome.evidence if item.status and item.gain is not None]
+        lines.append(f"| {i}. {outcome.claim.title} | {outcome.verdict} | {'; '.join(judged) or '–'} |")
+    for found in predictions(study):
+        lines.append(f"| Table 4: {found.expected} gain on {found.task} | {found.verdict} | {gain(found.evidence)} |")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""One look for every picture: a colour per mixer, quiet axes."""
+"""One look for every picture: quiet axes, no screen needed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ matplotlib.use("Agg")  # no screen is needed, or wanted, to save a file
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-COLOURS = {"hyperglu": "#c2410c", "hypermlp": "#eab308", "softmax": "#2563eb"}
-LABELS = {"hyperglu": "HyperGLU", "hypermlp": "HyperMLP", "softmax": "softmax attention"}
 
 
 def new_figure(columns: int = 1, *, width: float = 6.4, height: float = 4.0) -> tuple[Figure, list[Axes]]:
