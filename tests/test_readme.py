@@ -11,7 +11,7 @@ import torch
 from hypermlp.report.bench import decode_markdown, layer_markdown, mixers_markdown, model_markdown
 from hypermlp.report.findings import verdicts_markdown
 from hypermlp.report.study import read_studies
-from hypermlp.report.table1 import table1_markdown
+from hypermlp.report.table1 import table1_markdown, training_markdown
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -37,6 +37,11 @@ def test_the_figures_are_those_of_the_results() -> None:
     ):
         shown = table(json.loads((ROOT / "results" / "bench" / f"{name}.json").read_text())["rows"])
         assert shown in (ROOT / document).read_text(), f"{document} should print\n{shown}"
+
+
+def test_the_language_models_are_those_of_the_results() -> None:
+    (study,) = read_studies(ROOT / "results" / "train")
+    assert training_markdown(study) in README, f"the README should print\n{training_markdown(study)}"
 
 
 def test_the_reproduction_is_what_the_runs_say() -> None:

@@ -12,6 +12,7 @@ from made_up import language, mad, write
 
 from hypermlp.mixers import build_mixer
 from hypermlp.mixers.labels import build, count_by_component
+from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters
 from hypermlp.report.study import (
     AVERAGE,
     LOSS,
@@ -175,3 +176,28 @@ def test_a_run_that_ended_early_keeps_its_last_value() -> None:
         (1, pytest.approx(0.5), 2),
         (2, pytest.approx(0.55), 2),
     ]
+
+
+def test_training_runs_that_differ_in_the_mixer_alone_are_one_study(tmp_path: Path) -> None:
+    config = {
+        "model": ModelConfig(vocabulary=11, width=16, depth=1, length=8, mixer="softmax").to_dict(),
+        "data": {"corpus": "stdlib", "context": 8},
+        "train": {"batch": 2, "lr": 1e-3, "seed": 0},
+    }
+    points = [
+        {"step": 1, "loss": 3.0, "tokens_per_second": 8.0},
+        {"step": 2, "loss": 1.5, "tokens_per_second": 8.0, "validation": 2.0},
+        {"step": 4, "loss": 0.75, "tokens_per_second": 8.0, "validation": 1.0},
+    ]
+    other_mixer, other_rate = {"model": {**config["model"], "mixer": "hyperglu"}}, {"train": {**config["train"], "lr": 1}}
+    for name, changes in {"a": {}, "b": other_mixer, "c": other_rate}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "run.json").write_text(json.dumps({"config": {**config, **changes}, "starts": []}))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
+    together, alone = read_studies(tmp_path)
+    assert (together.mixers, alone.mixers) == (["S-p", "G-cg-q-12o"], ["S-p"])
+    (record,) = alone.language
+    assert record["curve"] == [{"step": 2, "train_loss": 1.5, "loss": 2.0}, {"step": 4, "train_loss": 0.75, "loss": 1.0}]
+    assert (record["final"], record["seconds"]) == ({"loss": 1.0}, 6.0)
+    assert record["parameters"] == count_parameters(LanguageModel(ModelConfig.from_dict(config["model"])))

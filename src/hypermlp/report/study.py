@@ -5,6 +5,8 @@ A folder of runs has plan.json ({"plan": …, "starts": [provenance, …]}) and 
     MAD       mixer, task, setting, seed, lr, weight_decay, protocol, metrics, curve, parameters, inner, size, seconds, error
     language  kind "language", mixer, seed, parameters, inner, curve [{step, train_loss, loss}, …], final {loss}, seconds, error
 
+The folder of a training run (experiments/train.py: run.json and metrics.jsonl) is a language record too: its validation loss.
+
 Fields that a record lacks are shown as unknown; a line without a mixer and a seed is damaged. Folders with the same plan belong
 to one study. A folder with one MAD plan and one language plan is both halves of Table 1; otherwise every plan stands alone.
 """
@@ -24,13 +26,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 from hypermlp.data.mad_settings import TASKS
+from hypermlp.experiments.configs import count
 from hypermlp.experiments.mad import setting_score
 from hypermlp.experiments.runs import Record, read_lines
 from hypermlp.mixers import MIXERS
 from hypermlp.mixers.labels import ALIASES, TABLE1
+from hypermlp.models.lm import ModelConfig
 
 AVERAGE, LOSS = "average", "loss"  # measures beside the tasks: mean over the tasks, and the language model's loss
 CONFIDENCE = 0.95
+RUN = "run.json"
 LAST = 5  # evaluations whose mean is a language model's final loss
 REFERENCES = ("S-pc", "S-p", "S")  # softmax attention, the first of them that was run
 SAME = {"hyperglu": "G-cg-q-12o", "hypermlp": "R-cg-q-12o", "softmax": "S-p"}  # registered name → the label it is
@@ -297,6 +302,8 @@ class Part:
 def read_studies(folder: Path) -> list[Study]:
     """The studies below `folder`."""
     parts = [part for path in sorted(folder.rglob("runs.jsonl")) for part in read_parts(folder, path)]
+    trained = [path.parent for path in sorted(folder.rglob(RUN)) if (path.parent / "metrics.jsonl").exists()]
+    parts += [read_training(folder, path) for path in trained]
     groups: dict[str, list[list[Part]]] = {"mad": [], "language": []}
     for part in parts:
         group = next((g for g in groups[part.kind] if g[0].rules == part.rules), None)
@@ -306,8 +313,8 @@ def read_studies(folder: Path) -> list[Study]:
             group.append(part)
     if not parts:
         raise ValueError(
-            f"there are no finished runs in {folder} or below: a folder of results holds runs.jsonl; "
-            "make one with, for example, hypermlp mad --scale quick"
+            f"there are no finished runs in {folder} or below: a folder of results holds runs.jsonl or metrics.jsonl; "
+            "make one with, for example, hypermlp mad run --scale quick"
         )
     mad, language = groups["mad"], groups["language"]
     if len(mad) == len(language) == 1:
@@ -338,6 +345,33 @@ def read_parts(root: Path, path: Path) -> list[Part]:
         found.append(Part(name, kind, plan, head.get("starts", []), runs, damaged))
         damaged = 0  # counted once
     return found
+
+
+def read_training(root: Path, path: Path) -> Part:
+    """A training run as one language record; runs that differ in mixer, feed-forward and seed alone may be compared."""
+    head = json.loads((path / RUN).read_text())
+    config = head["config"]
+    model, how = dict(config["model"]), dict(config["train"])
+    mixer, inner, size = model.pop("mixer"), model.pop("inner"), model.pop("size")
+    points = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    curve = [{"step": p["step"], "train_loss": p["loss"], "loss": p["validation"]} for p in points if "validation" in p]
+    tokens = how["batch"] * config["data"]["context"]
+    name = mixer if isinstance(mixer, str) else "+".join(mixer)
+    record: Record = {
+        "kind": "language",
+        "mixer": SAME.get(name, name),
+        "seed": how.pop("seed"),
+        "parameters": count(ModelConfig.from_dict(config["model"])),
+        "inner": inner,
+        "size": size,
+        "curve": curve,
+        "final": {"loss": curve[-1]["loss"]} if curve else None,
+        "seconds": sum(tokens / p["tokens_per_second"] for p in points),
+        "error": None,
+        "metrics": None,
+    }
+    plan = {"study": "training", **config["data"], **model, **how}
+    return Part(path.relative_to(root).as_posix(), "language", plan, head["starts"], [record], 0)
 
 
 def is_run(record: Record, kind: object) -> bool:

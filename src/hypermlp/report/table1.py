@@ -214,6 +214,16 @@ def table1_markdown(study: Study) -> str:
     return "\n".join(lines)
 
 
+def training_markdown(study: Study) -> str:
+    """Language models trained side by side, for a document."""
+    lines = ["| mixer | parameters | validation loss | minutes |", "| --- | ---: | ---: | ---: |"]
+    for record in sorted(study.language, key=lambda record: str(record["mixer"])):
+        mixer, title = record["mixer"], title_of(record["mixer"])
+        numbers = f"{record['parameters']:,} | {record['final']['loss']:.3f} | {record['seconds'] / 60:.1f}"
+        lines.append(f"| {f'{mixer} ({title})' if title else mixer} | {numbers} |")
+    return "\n".join(lines)
+
+
 def legend(study: Study) -> str:
     """How to read the numbers."""
     seeds = max((cell.measured.seeds for row in grid(study) for cell in row.cells if cell.measured is not None), default=0)
