@@ -24,7 +24,7 @@ from hypermlp.data.mad import SEED, TASKS, generate
 from hypermlp.experiments import mad
 from hypermlp.experiments.mad import Job, Plan, make_plan, setting_score, task_scores
 from hypermlp.experiments.runs import Desk, Folder, Progress, Running, Stopped, load_state, read_lines
-from hypermlp.report.mad import Screen, show_mad_run
+from hypermlp.report.mad import Screen, accuracies, show_mad_run
 from hypermlp.train.resumable import Examples, Recipe, Training
 
 SMALL: dict[str, Any] = {
@@ -132,7 +132,7 @@ def test_faithful_takes_the_epoch_of_the_lowest_test_perplexity() -> None:
     run = finish(training(scripted([0.2, 0.6, 0.9], [1.5, 0.7, 0.8]), steps=9))
     metrics = mad.faithful_metrics(run)
     assert metrics is not None
-    assert (metrics["accuracy"], metrics["epoch"]) == (0.6, 2)
+    assert (metrics["accuracy"], metrics["step"]) == (0.6, 6)
 
 
 def test_faithful_trains_at_a_constant_rate_and_clean_warms_up_and_decays() -> None:
@@ -144,7 +144,7 @@ def test_faithful_trains_at_a_constant_rate_and_clean_warms_up_and_decays() -> N
     assert all(later < earlier for earlier, later in pairwise(rates[5:]))
     assert rates[-1] < 2e-6
     assert (faithful.clip, faithful.solved, faithful.evaluate_every) == (None, 0.999, 3)  # 40 examples in batches of 16
-    assert (clean.clip, clean.solved, clean.evaluate_every) == (1.0, None, 5)
+    assert (clean.clip, clean.solved, clean.evaluate_every) == (1.0, None, 8)
 
 
 def test_rate_decay_and_clipping_reach_the_optimiser() -> None:
@@ -383,7 +383,7 @@ def test_the_terminal_shows_progress_and_accuracies(tmp_path: Path) -> None:
     assert str(tmp_path / "plan.json") in shown.replace("\n", "")
 
     console = Console(width=150, file=io.StringIO())
-    screen = Screen(console, ["softmax"], ["memorization"], "faithful")
+    screen = Screen(console, lambda records: accuracies(records, ["softmax"], ["memorization"], "faithful"))
     running = Running(job, step=5, steps=10, metrics={"train_loss": 1.5})
     console.print(screen.render(Progress(3, (record,), (running,), 7300.0)))
     screen.done(record)
