@@ -170,7 +170,9 @@ def mad_run(
 @app.command()
 def table1(
     mixers: MixersOption = "core",
-    scale: Annotated[str, typer.Option(help="laptop, or quick: to see it work.")] = "laptop",
+    scale: Annotated[
+        str, typer.Option(help="paper (faithful protocol, all 66 settings), laptop, or quick: to see it work.")
+    ] = "laptop",
     half: Annotated[str, typer.Option(help="mad, language, or both.")] = "both",
     seeds: Seeds = 2,
     workers: Workers = None,
@@ -190,10 +192,11 @@ def table1(
     from hypermlp.report.page import write_report
 
     choose_from("half", half, ("both", "mad", "language"))
-    choose_from("scale", scale, ("laptop", "quick"))
+    choose_from("scale", scale, ("paper", "laptop", "quick"))
+    protocol, mad_scale = ("faithful", "full") if scale == "paper" else ("clean", scale)
     console, names = Console(), contestants(mixers)
     if half != "language":
-        show_mad_run(console, out / "mad", names, list(TASKS), "clean", scale, seeds, workers, retry_failed=retry_failed)
+        show_mad_run(console, out / "mad", names, list(TASKS), protocol, mad_scale, seeds, workers, retry_failed=retry_failed)
     if half != "mad":
         show_language_run(console, out / "language", names, scale, seeds, workers, retry_failed=retry_failed, corpus=corpus)
     console.print(f"Report: {write_report(out)}")

@@ -70,13 +70,19 @@ def commit() -> str | None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` whole or not at all: a full disk or a kill leaves the old file as it was."""
+    """Write `value` whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", text=True)
+    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write `data` whole or not at all: a full disk or a kill leaves the old file as it was."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(value, file, indent=2)
-            file.write("\n")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

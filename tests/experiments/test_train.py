@@ -165,7 +165,7 @@ def test_a_used_folder_is_refused_and_a_run_resumed_exactly(tmp_path: Path, corp
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path, corpus: str) -> None:
     first = start(configure("tiny", [*SMALL, corpus]), tmp_path / "run")
-    with pytest.raises(ValueError, match="in use"):
+    with pytest.raises(RuntimeError, match="in use"):
         start(configure("tiny", [*SMALL, corpus]), tmp_path / "run", resume=True)
     list(first.steps())
 

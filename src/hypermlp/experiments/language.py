@@ -27,8 +27,7 @@ from hypermlp.experiments.runs import Desk, Folder, Progress, Record
 from hypermlp.mixers import build_mixer
 from hypermlp.models.budget import MatchedModel, match_models
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters
-from hypermlp.train.loop import next_token_loss
-from hypermlp.train.resumable import Recipe, Training
+from hypermlp.train.resumable import Recipe, Training, next_token_loss
 
 LAST = 5  # evaluations whose mean is the final loss
 
@@ -57,8 +56,16 @@ class Plan:
             raise ValueError(f"lr ({self.lr}) must be above 0, warmup ({self.warmup}) below 1, weight_decay at least 0")
 
     def config(self, vocabulary: int, mixer: str, size: int | None, inner: int) -> ModelConfig:
-        sizes = {"width": self.width, "depth": self.depth, "length": self.length, "size": size, "inner": inner}
-        return ModelConfig(vocabulary=vocabulary, mixer=mixer, style="gpt2", **sizes)  # type: ignore[arg-type]
+        return ModelConfig(
+            vocabulary=vocabulary,
+            width=self.width,
+            depth=self.depth,
+            length=self.length,
+            mixer=mixer,
+            size=size,
+            inner=inner,
+            style="gpt2",
+        )
 
 
 # paper: nanoGPT's own numbers, for OpenWebText2 prepared with a GPT-2 tokenizer. quick: to see it work.

@@ -22,7 +22,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -32,12 +31,12 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 import torch
 
 from hypermlp import notice
-from hypermlp.provenance import provenance, write_json
+from hypermlp.provenance import provenance, write_json, write_whole
 
 Record = dict[str, Any]
 PATIENCE = 30.0  # seconds that workers have to save where they are when the study stops
@@ -68,15 +67,7 @@ class Folder:
 
     def __enter__(self) -> Folder:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        self._lock = open(self.path / "lock", "w")
-        if sys.platform != "win32":
-            import fcntl
-
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._lock.close()
-                raise RuntimeError(f"{self.path} is in use: another process writes runs there") from None
+        self._lock = lock(self.path)
         for leftover in self.checkpoints.glob(".*"):
             leftover.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -127,6 +118,20 @@ class Folder:
         return self.checkpoints / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.pt"
 
 
+def lock(folder: Path) -> TextIO:
+    """Keep other processes out of a folder until the file that is returned is closed, by this process or by its end."""
+    file = open(folder / "lock", "w")  # noqa: SIM115  (held by the caller)
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise RuntimeError(f"{folder} is in use: another process works there") from None
+    return file
+
+
 def read_lines(path: Path) -> tuple[list[Record], int]:
     """The records of a runs.jsonl in order, and how many lines are no records."""
     records, dropped = [], 0
@@ -163,20 +168,6 @@ def merge(old: Any, new: Any, where: str, name: str = "") -> Any:
         label = name.removeprefix(".")
         raise ValueError(f"{where} holds runs with {label} = {old!r}, not {new!r}; choose another folder, or the old value")
     return new
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import find_tokenizer
 from hypermlp.experiments.configs import DataConfig, RunConfig, count
 from hypermlp.experiments.generate import write_text
-from hypermlp.experiments.runs import stop_signals
+from hypermlp.experiments.runs import lock, stop_signals
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import CONFIG, MODEL_TYPE, TOKENIZER
 from hypermlp.provenance import provenance, write_json
@@ -101,7 +101,7 @@ def start(config: RunConfig, out: Path, world: World | None = None, *, resume: b
     world = world or World()
     config.train.passes(world.size)  # a batch that cannot be divided fails here,
     parameters = count(config.model)  # and a model that cannot be built here
-    lock = take(out, resume) if world.main else None
+    held = take(out, resume) if world.main else None
     world.share(None)  # others wait for the folder
     try:
         corpus = find_corpus(config.data, out, world)
@@ -126,10 +126,10 @@ def start(config: RunConfig, out: Path, world: World | None = None, *, resume: b
         if latest is not None:
             training.resume(checkpoints.load(latest, training.state()))
         held_out = [validation.at(i) for i in range(min(len(validation), config.train.evaluate_batches))]
-        return Run(config, out, world, corpus, batches, held_out, training, parameters, checkpoints, lock)
+        return Run(config, out, world, corpus, batches, held_out, training, parameters, checkpoints, held)
     except BaseException:
-        if lock is not None:
-            lock.close()
+        if held is not None:
+            held.close()
         raise
 
 
@@ -154,16 +154,7 @@ def take(out: Path, resume: bool) -> TextIO:
     if used and not resume:
         raise ValueError(f"{out} holds a run already; resume it (--resume), or give a new folder")
     out.mkdir(parents=True, exist_ok=True)
-    lock = open(out / "lock", "w")  # noqa: SIM115  (held by the run)
-    if os.name == "posix":
-        import fcntl
-
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise ValueError(f"{out} is in use: another process trains there") from None
-    return lock
+    return lock(out)
 
 
 def write_down(config: RunConfig, corpus: Corpus, out: Path) -> None:

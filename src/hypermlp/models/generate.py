@@ -6,6 +6,7 @@ Letters: B batch, T time.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,9 +47,9 @@ def stream(
             last = model(token[:, None], cache=cache)[:, -1]
 
 
-def generate(model: LanguageModel, prompt: Tensor, count: int, **options: object) -> Tensor:
+def generate(model: LanguageModel, prompt: Tensor, count: int, **options: Any) -> Tensor:
     """The new tokens (B count); the options are those of `stream`."""
-    tokens = list(stream(model, prompt, count, **options))  # type: ignore[arg-type]
+    tokens = list(stream(model, prompt, count, **options))
     return torch.stack(tokens, 1) if tokens else prompt[:, :0]
 
 

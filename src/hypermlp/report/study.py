@@ -27,16 +27,17 @@ from typing import Any
 
 from hypermlp.data.mad_settings import TASKS
 from hypermlp.experiments.configs import count
+from hypermlp.experiments.language import LAST
 from hypermlp.experiments.mad import setting_score
 from hypermlp.experiments.runs import Record, read_lines
+from hypermlp.experiments.train import RUN
 from hypermlp.mixers import MIXERS
 from hypermlp.mixers.labels import ALIASES, TABLE1
 from hypermlp.models.lm import ModelConfig
+from hypermlp.train.metrics import LINES, read_metrics
 
 AVERAGE, LOSS = "average", "loss"  # measures beside the tasks: mean over the tasks, and the language model's loss
 CONFIDENCE = 0.95
-RUN = "run.json"
-LAST = 5  # evaluations whose mean is a language model's final loss
 REFERENCES = ("S-pc", "S-p", "S")  # softmax attention, the first of them that was run
 SAME = {"hyperglu": "G-cg-q-12o", "hypermlp": "R-cg-q-12o", "softmax": "S-p"}  # registered name → the label it is
 
@@ -302,7 +303,7 @@ class Part:
 def read_studies(folder: Path) -> list[Study]:
     """The studies below `folder`."""
     parts = [part for path in sorted(folder.rglob("runs.jsonl")) for part in read_parts(folder, path)]
-    trained = [path.parent for path in sorted(folder.rglob(RUN)) if (path.parent / "metrics.jsonl").exists()]
+    trained = [path.parent for path in sorted(folder.rglob(RUN)) if (path.parent / LINES).exists()]
     parts += [read_training(folder, path) for path in trained]
     groups: dict[str, list[list[Part]]] = {"mad": [], "language": []}
     for part in parts:
@@ -353,7 +354,7 @@ def read_training(root: Path, path: Path) -> Part:
     config = head["config"]
     model, how = dict(config["model"]), dict(config["train"])
     mixer, inner, size = model.pop("mixer"), model.pop("inner"), model.pop("size")
-    points = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    points = read_metrics(path / LINES)
     curve = [{"step": p["step"], "train_loss": p["loss"], "loss": p["validation"]} for p in points if "validation" in p]
     tokens = how["batch"] * config["data"]["context"]
     name = mixer if isinstance(mixer, str) else "+".join(mixer)

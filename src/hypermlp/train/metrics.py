@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hypermlp.train.checkpoint import write
+from hypermlp.provenance import write_whole
 
 LINES, TENSORBOARD = "metrics.jsonl", "tensorboard"
 
@@ -19,9 +19,7 @@ class Metrics:
         """Go on after `step`: what a run that was stopped wrote about later ones is dropped, for they are taken again."""
         self.path = folder / LINES
         kept = [record for record in read_metrics(self.path) if record["step"] <= step]
-        fresh = self.path.with_name(f".{LINES}")
-        write(fresh, "".join(json.dumps(record) + "\n" for record in kept))
-        os.replace(fresh, self.path)
+        write_whole(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)
         self.board = board(folder / TENSORBOARD, step)
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-
-from hypermlp.train.loop import next_token_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,3 +126,8 @@ class Training:
         self.optimiser.load_state_dict(state["optimiser"])
         for name in self.PROGRESS:
             setattr(self, name, state[name])
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy (nats) of logits (B T vocabulary) over the counted targets (B T, −100 is not)."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
