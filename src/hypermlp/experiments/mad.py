@@ -118,7 +118,7 @@ SCALES: dict[str, dict[str, Any]] = {
         "tests": 320,
         "epochs": None,
         "steps": {
-            "compression": 1500,
+            "compression": 6000,
             "fuzzy-recall": 600,
             "in-context-recall": 200,
             "memorization": 1500,
@@ -274,7 +274,6 @@ def train_model(job: Job, desk: Desk | None = None) -> tuple[nn.Module, Record]:
             desk.tick(training.step, training.recipe.steps, latest(training), training.state)
     metrics = clean_metrics(training, partial(scores, test)) if clean else faithful_metrics(training)
     return model, {
-        "plan": dataclasses.asdict(job.plan),
         "parameters": count_parameters(model),
         "inner": job.inner,
         "size": job.size,
