@@ -96,7 +96,11 @@ mad = typer.Typer(help="The MAD benchmark: six small tasks that tell architectur
 app.add_typer(mad, name="mad")
 
 MixersOption = Annotated[
-    str, typer.Option("--mixers", help="Names, labels and groups (core, labels, rivals, all) with commas between them.")
+    str,
+    typer.Option(
+        "--mixers",
+        help="Names, labels, groups (core, labels, rivals, all), mixers of your own (FILE.py:CLASS), with commas between them.",
+    ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Runs of each, with other weights and data.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes at work at once. Default: one a core.")]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from hypermlp.config import choose_from
 from hypermlp.data.corpus import Corpus, SplitName, open_corpus, read_corpus
 from hypermlp.data.packing import Batches
-from hypermlp.experiments import runs
+from hypermlp.experiments import own, runs
 from hypermlp.experiments.runs import Desk, Folder, Progress, Record
 from hypermlp.mixers import build_mixer
 from hypermlp.models.budget import MatchedModel, match_models
@@ -135,6 +135,7 @@ def losses(plan: Plan, model: nn.Module) -> dict[str, float]:
 def train(job: Job, desk: Desk | None = None) -> Record:
     """Train one model. With a desk it tells there how far it is, and goes on where it was stopped."""
     plan, corpus = job.plan, load_corpus(job.plan.corpus)
+    own.adopt([job.mixer])
     torch.manual_seed(job.seed)
     model = LanguageModel(plan.config(corpus.tokenizer.vocabulary, job.mixer, job.size, job.inner))
     batches = Batches(corpus, "train", context=plan.length, batch=plan.batch, seed=job.seed)
@@ -196,6 +197,7 @@ def check(mixers: Sequence[str], seeds: int, plan: Plan) -> None:
         raise ValueError(f"mixers ({', '.join(mixers)}) must be at least one, each named once")
     if seeds < 1:
         raise ValueError(f"seeds ({seeds}) must be at least 1")
+    own.adopt(mixers)
     for mixer in mixers:
         build_mixer(mixer, 64, 64)
     load_samples(plan)
@@ -212,7 +214,7 @@ def plan_jobs(folder: Folder, mixers: Sequence[str], plan: Plan, seeds: int) -> 
             f"with {', '.join(mixers)} the largest model is larger than before, so {', '.join(changed)} would have to be "
             f"trained anew to match it; run all of them in another folder than {folder.path}"
         )
-    folder.begin({"study": "language", **dataclasses.asdict(plan), "models": models})
+    folder.begin({"study": "language", **dataclasses.asdict(plan), "models": models, "own": own.adopt(mixers)})
     return [
         Job(
             mixer=name,

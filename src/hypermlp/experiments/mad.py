@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from hypermlp.config import choose_from
 from hypermlp.data.mad import SEED, TASKS, Setting, Split, clean_targets, generate, settings
 from hypermlp.evals.mad import evaluate
-from hypermlp.experiments import runs
+from hypermlp.experiments import own, runs
 from hypermlp.experiments.runs import Desk, Folder, Progress, Record
 from hypermlp.mixers import build_mixer
 from hypermlp.models.budget import MatchedModel, match_models
@@ -207,6 +207,7 @@ class Job:
         return self.plan.steps_of(self.setting) * self.plan.batch * self.setting.seq_len
 
     def build(self) -> nn.Module:
+        own.adopt([self.mixer])
         torch.manual_seed(self.seed)
         return build_for(self.setting, self.plan, self.mixer, self.size, self.inner)
 
@@ -346,6 +347,7 @@ def check(mixers: Sequence[str], tasks: Sequence[str], seeds: int) -> None:
         choose_from("task", task, tuple(TASKS))
     if seeds < 1:
         raise ValueError(f"seeds ({seeds}) must be at least 1")
+    own.adopt(mixers)
     for mixer in mixers:
         build_mixer(mixer, 64, 64)
 
@@ -382,7 +384,7 @@ def plan_jobs(folder: Folder, mixers: Sequence[str], tasks: Sequence[str], plan:
                     for lr in plan.rates
                     for decay in plan.decays
                 ]
-    folder.begin({**numbers(plan), "models": models})
+    folder.begin({**numbers(plan), "models": models, "own": own.adopt(mixers)})
     return jobs
 
 

@@ -38,7 +38,7 @@ class Entry:
     title: str
     paper: str
     year: int
-    size: str = "value width"  # what the size is
+    size: str = "value width"  # what the size is; empty: there is none to turn
     step: int = 2  # sizes are multiples of this
 
 
@@ -89,8 +89,9 @@ def build_mixer(name: str, width: int, length: int, size: int | None = None) -> 
     """The mixer of a registered name or a label, of this width, for contexts of up to `length` tokens."""
     if name in MIXERS:
         return MIXERS[name].build(width, length, size)
-    if name[:1] in ("S", "R", "G"):
+    if ":" not in name and name[:1] in ("S", "R", "G"):
         return labels.build(name, width, length, size)
+    own = "; it is somebody's own, and counts only where it is named among the mixers of a study" if ":" in name else ""
     raise ValueError(
-        f"unknown mixer {name!r}; known are {', '.join(sorted(MIXERS))}, and the labels of Table 1, such as G-cg-q-12o"
+        f"unknown mixer {name!r}; known are {', '.join(sorted(MIXERS))}, and the labels of Table 1, such as G-cg-q-12o{own}"
     )

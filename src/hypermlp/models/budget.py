@@ -82,7 +82,8 @@ def count_mixer(name: str, width: int, length: int, size: int | None) -> int:
 def size_of(name: str) -> tuple[str, int, str]:
     """What the size of a mixer is, its step, and why it is not to be changed (empty: it may)."""
     if name in MIXERS:
-        return MIXERS[name].size, MIXERS[name].step, ""
+        entry = MIXERS[name]
+        return entry.size, entry.step, "" if entry.size else "it comes in one size"
     label = Label.parse(name)
     obstacle = ""
     if label.over:

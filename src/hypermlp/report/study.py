@@ -297,7 +297,7 @@ class Part:
     @property
     def rules(self) -> dict[str, Any]:
         """What must agree between runs that are compared; which models take part may differ."""
-        return {name: value for name, value in self.plan.items() if name != "models"}
+        return {name: value for name, value in self.plan.items() if name not in ("models", "own")}
 
 
 def read_studies(folder: Path) -> list[Study]:
