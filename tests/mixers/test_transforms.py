@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from helpers import assert_same, make_layer, make_problem, over, randn, run_layer
+from hypermlp.mixers import MIXERS, build_mixer
 
-# The inductor and forward mode load parts of torch that still use torch.jit.script.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+# The inductor and forward mode load parts of torch that still use torch.jit.script; the tracer instantiates autograd functions.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
 
 T = 9
 OPTIONS = {
@@ -53,6 +57,17 @@ def test_generated_code() -> None:
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_one_graph(options: dict, impl: str, chunk: int | None) -> None:
     compare_compiled("aot_eager", options, impl, chunk)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("name", MIXERS)
+def test_every_mixer_trains_compiled(name: str) -> None:
+    mixer = build_mixer(name, 16, 24)
+    x, d_y = (randn(2, 24, 16, seed=s, dtype=torch.float32) for s in (1, 2))
+    expected = run_layer(mixer, x, d_y)
+    mixer.zero_grad()
+    found = run_layer(torch.compile(mixer, backend="aot_eager"), x, d_y)
+    assert_same({key.removeprefix("_orig_mod."): value for key, value in found.items()}, expected, 1e-5)
 
 
 def test_vmap_over_the_batch() -> None:

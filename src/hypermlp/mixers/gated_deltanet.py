@@ -59,7 +59,7 @@ class GatedDeltaNet(RecurrentMixer):
         q, k, v = (heads(t, self.n_head) for t in mixed.split([self.key_width, self.key_width, self.value_width], -1))
         q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
         beta = torch.sigmoid(self.beta(x))[..., None]  # B T H 1
-        g = -self.A_log.exp() * F.softplus(self.decay(x) + self.dt_bias)  # B T H
+        g = self.A_log.exp() * F.logsigmoid(-self.decay(x) - self.dt_bias)  # B T H; −softplus, whose gradient does not compile
         steps = Steps(q, beta * k, v, g, a=-g.exp()[..., None] * k)
         o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
         return Step(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), {"S": S}, inputs)
