@@ -59,6 +59,9 @@ def test_thresholds_follow_the_papers_rule(tmp_path: Path) -> None:
     assert all(column.comparable for column in columns(ours))
     other = study_of(tmp_path / "other", [language("S", 1.62), language("S-p", 1.41)])
     assert thresholds(other) == (1.8, 1.7, 1.6, 1.5)
+    rivals = study_of(tmp_path / "rivals", [language("S", 1.62), language("S-p", 1.41), language("mamba", 1.0)])
+    assert thresholds(rivals) == thresholds(other), "levels that the table's labels reach"
+    assert thresholds(study_of(tmp_path / "alone", [language("mamba", 1.0)])) == (1.3, 1.2, 1.1, 1.0)
     assert [cell.difference for row in grid(other) for cell in row.cells] == [None] * 10  # another scale
     # Losses from 0.5 above the end in steps of 0.1: S-p is at 1.91, 1.81, 1.71, 1.61, 1.51, 1.41.
     reached = [cell.measured and cell.measured.mean for cell in grid(other)[1].cells]
