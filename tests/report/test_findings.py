@@ -86,13 +86,20 @@ def test_what_is_not_judged_does_not_decide(tmp_path: Path) -> None:
     assert verdicts(study)[4] == CONFIRMED
 
 
-def test_a_gain_within_the_noise_is_not_confirmed(tmp_path: Path) -> None:
-    study = make_study(tmp_path, noise=30.0)
+@pytest.mark.parametrize("noise, verdict", [(3.0, REFUTED), (30.0, UNKNOWN)])
+def test_a_gain_within_the_noise_is_not_confirmed(tmp_path: Path, noise: float, verdict: str) -> None:
+    """And much noise tells nothing."""
+    study = make_study(tmp_path, noise=noise, change=lambda a, b: 10.0 if a in ("R-cg-q", "G-cg-q") and b != LOSS else 0)
     two = findings(study)[1].evidence[0]
     assert two.gain is not None
     assert two.gain.mean > 0 > two.gain.low
-    assert verdicts(study)[1] == REFUTED
-    assert {item.task: item.verdict for item in predictions(study)}["compression"] == REFUTED
+    assert two.status == verdict
+    assert {item.task: item.verdict for item in predictions(study)}["compression"] == verdict
+
+
+def test_noise_on_one_side_of_zero_does_not_excuse(tmp_path: Path) -> None:
+    study = make_study(tmp_path, noise=30.0, change=lambda a, b: 200.0 if a == "R-cg-q" and b != LOSS else 0)
+    assert findings(study)[1].evidence[0].status == REFUTED
 
 
 def test_one_seed_is_not_enough(tmp_path: Path) -> None:

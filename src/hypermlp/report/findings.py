@@ -1,7 +1,7 @@
 """The paper's six findings (section "Result analysis") and the predictions of its Table 4, judged by a study's own runs.
 
 Each is data: what is claimed, in our words, the rule it is judged by, and the comparisons the rule is applied to. A comparison
-is a gain of one label over another, paired by seed, with Student's 95 % confidence interval; fewer than two seeds tell nothing.
+is a gain of one label over another, paired by seed, with Student's 95 % confidence interval, which for one seed has no ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hypermlp.report.table1 import published
 CONFIRMED, REFUTED, UNKNOWN = "confirmed", "not confirmed", "not enough runs"
 SHOWN = ""  # the status of a comparison that is printed and not judged
 POINTS, NATS = 2.0, 0.02  # differences that do not matter: of accuracy, of loss
-WIDE = 5  # times that: as far as the interval of "no difference" may reach, and what a collapse must exceed
+WIDE = 5  # times that: how far intervals may reach and still tell something, and what a collapse must exceed
 FULL = 98.0  # percent, from where there is no room to gain
 
 
@@ -82,9 +82,12 @@ Rule = Callable[[Estimate, str], bool]
 
 
 def judge(gain: Estimate | None, measure: str, rule: Rule) -> str:
-    if gain is None or gain.seeds < 2:
+    if gain is None:
         return UNKNOWN
-    return CONFIRMED if rule(gain, measure) else REFUTED
+    if rule(gain, measure):
+        return CONFIRMED
+    drowned = gain.low <= 0 <= gain.high and gain.high - gain.low > 2 * WIDE * margin(measure)
+    return UNKNOWN if drowned else REFUTED
 
 
 def weigh(study: Study, better: str, worse: str, measure: str, rule: Rule | None) -> Evidence:
@@ -198,6 +201,10 @@ REASONS = {
     "in-context-recall": "one slot per token is already the right basis",
     "memorization": "what is asked for is in the weights, not in the context",
 }
+NOISE_RULE = (
+    "Where a rule is not met, but the interval has 0 inside and reaches "
+    f"more than {WIDE * POINTS:g} points ({WIDE * NATS:g} of the loss) to either side, chance decides: not enough runs."
+)
 PREDICTION_RULE = (
     "The gain of a task is its accuracy with mixing (R-cg-q-12o, G-cg-q-12o) minus that without (R-cg-q, G-cg-q), averaged "
     "over the pairs that were run and paired by seed. “High” and “med-high” are confirmed if the interval of the gain lies "

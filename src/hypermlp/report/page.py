@@ -11,7 +11,17 @@ from typing import Any
 
 from hypermlp.report.accounts import budgets, failures, origins, run_times
 from hypermlp.report.curves import difficulty, learning_curves
-from hypermlp.report.findings import CONFIRMED, PREDICTION_RULE, REASONS, REFUTED, UNKNOWN, Evidence, findings, predictions
+from hypermlp.report.findings import (
+    CONFIRMED,
+    NOISE_RULE,
+    PREDICTION_RULE,
+    REASONS,
+    REFUTED,
+    UNKNOWN,
+    Evidence,
+    findings,
+    predictions,
+)
 from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, plural, spread, table, verdict, words
 from hypermlp.report.study import AVERAGE, LOSS, REFERENCES, Study, read_studies
 from hypermlp.report.table1 import NONE, TITLES, Cell, columns, grid, interval, legend, signed
@@ -216,7 +226,7 @@ def grid_cell(shown: Cell) -> str:
 def finding_cards(study: Study) -> str:
     about = (
         "Gains are means over the seeds that both labels have, paired by seed, with a 95 % confidence interval (Student’s t). "
-        "A finding is confirmed if at least one of its comparisons holds and none fails; a comparison needs two seeds. "
+        f"A finding is confirmed if at least one of its comparisons holds and none fails. {NOISE_RULE} "
         "“Not confirmed” says that these runs do not show it, not that it is false."
     )
     html = paragraph(about, "note")
@@ -278,4 +288,4 @@ def prediction_table(study: Study) -> str:
         )
     heads = ("task", "verdict", "gain", "paper", "seeds", "expected", "reason")
     intro = "The paper’s Table 4 says what sequence mixing should gain on each task, at equal parameters."
-    return paragraph(intro) + table(heads, rows, left=("reason",)) + paragraph(PREDICTION_RULE, "note")
+    return paragraph(intro) + table(heads, rows, left=("reason",)) + paragraph(f"{PREDICTION_RULE} {NOISE_RULE}", "note")
