@@ -48,19 +48,18 @@ def write_report(folder: Path, out: Path | None = None, sections: Sequence[Secti
 
 
 def build_page(studies: Sequence[Study], sections: Sequence[Section] = ()) -> str:
-    """All studies, one below the other, then further sections."""
-    links, body = [], []
+    """`sections` first, then all studies, one below the other."""
+    titles, body = [], []
+    for i, section in enumerate(sections, 1):
+        titles.append((f"x{i}", section.title))
+        body.append(f'<section><h2 id="x{i}">{escape(section.title)}</h2>{section.html}</section>')
     for i, study in enumerate(studies, 1):
-        parts = []
+        titles.append((f"s{i}", heading(study)))
+        links, parts = [], []
         for j, section in enumerate(study_sections(study), 1):
-            parts.append(f'<h3 id="s{i}-{j}">{escape(section.title)}</h3>{section.html}')
             links.append(f'<a href="#s{i}-{j}">{escape(section.title)}</a>')
+            parts.append(f'<h3 id="s{i}-{j}">{escape(section.title)}</h3>{section.html}')
         body.append(f'<section><h2 id="s{i}">{escape(heading(study))}</h2>{links_of(links)}{"".join(parts)}</section>')
-        links = []
-    for j, section in enumerate(sections, 1):
-        body.append(f'<section><h2 id="x{j}">{escape(section.title)}</h2>{section.html}</section>')
-    titles = [(f"s{i}", heading(study)) for i, study in enumerate(studies, 1)]
-    titles += [(f"x{j}", section.title) for j, section in enumerate(sections, 1)]
     contents = links_of(f'<a href="#{name}">{escape(title)}</a>' for name, title in titles) if len(titles) > 1 else ""
     return (
         '<!DOCTYPE html>\n<html lang="en-GB"><head><meta charset="utf-8">'
@@ -125,7 +124,9 @@ def summary(study: Study) -> str:
 
 def scale(plan: dict[str, Any]) -> str:
     """The plan's plain numbers."""
-    shown = {name: value for name, value in plan.items() if name not in ("study", "kind", "models", "protocol", "changes")}
+    shown = {
+        name: value for name, value in plan.items() if name not in ("study", "kind", "models", "own", "protocol", "changes")
+    }
     return ", ".join(f"{name} {plan_text(value)}" for name, value in shown.items() if value is not None)
 
 
@@ -187,7 +188,7 @@ def tally(verdicts: Sequence[str]) -> str:
 def table1(study: Study) -> str:
     rows = []
     for row in grid(study):
-        size = cell(row.parameters_text, row.parameters, small="over budget" if row.over else "")
+        size = cell(row.parameters_text, row.parameters, small="outside the budget" if row.over else "")
         rows.append([name_cell(row.mixer), *map(grid_cell, row.cells), size])
     heads = ["mixer", *(column.title for column in columns(study)), "parameters"]
     key = (
