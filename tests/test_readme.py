@@ -33,6 +33,7 @@ def test_the_figures_are_those_of_the_results() -> None:
         ("layer", layer_markdown, "README.md"),
         ("decode", decode_markdown, "README.md"),
         ("mixers", mixers_markdown, "docs/mixers.md"),
+        ("labels", mixers_markdown, "docs/mixers.md"),
         ("model", model_markdown, "docs/mixers.md"),
     ):
         shown = table(json.loads((ROOT / "results" / "bench" / f"{name}.json").read_text())["rows"])
