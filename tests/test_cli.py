@@ -127,3 +127,25 @@ def test_a_failed_write_leaves_the_old_result(tmp_path: Path) -> None:
         write_json(path, {"bad": object()})
     assert json.loads(path.read_text()) == {"good": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_table1_runs_a_half_and_leaves_the_page(tmp_path: Path) -> None:
+    options = ("--half", "language", "--scale", "quick", "--mixers", "S,R-cg-q-12o", "--seeds", "1")
+    done = hypermlp("table1", *options, "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "out" / "language" / "runs.jsonl").read_text().splitlines()) == 2
+    assert "R-cg-q-12o" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_table1_at_the_papers_scale_is_the_papers_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = hypermlp("table1", "--scale", "paper", "--out", str(tmp_path / "out"))
+    assert done.returncode == 1
+    assert "needs --corpus" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr("hypermlp.report.mad.show_mad_run", lambda *arguments, **options: asked.append(arguments))
+    monkeypatch.setattr("hypermlp.report.page.write_report", lambda folder: folder)
+    done_here = CliRunner().invoke(app, ["table1", "--scale", "paper", "--half", "mad", "--out", str(tmp_path)])
+    assert done_here.exit_code == 0, done_here.output
+    assert asked[0][4:6] == ("faithful", "full")

@@ -175,7 +175,7 @@ def mad_run(
 def table1(
     mixers: MixersOption = "core",
     scale: Annotated[
-        str, typer.Option(help="paper (faithful protocol, all 66 settings), laptop, or quick: to see it work.")
+        str, typer.Option(help="paper (faithful protocol, 66 settings; needs --corpus), laptop, or quick: to see it work.")
     ] = "laptop",
     half: Annotated[str, typer.Option(help="mad, language, or both.")] = "both",
     seeds: Seeds = 2,
@@ -197,6 +197,11 @@ def table1(
 
     choose_from("half", half, ("both", "mad", "language"))
     choose_from("scale", scale, ("paper", "laptop", "quick"))
+    if scale == "paper" and half != "mad" and corpus is None:
+        raise ValueError(
+            "the language half at the paper's scale needs --corpus: OpenWebText2, made ready with hypermlp data prepare; "
+            "--half mad does without"
+        )
     protocol, mad_scale = ("faithful", "full") if scale == "paper" else ("clean", scale)
     console, names = Console(), contestants(mixers)
     if half != "language":

@@ -202,8 +202,8 @@ REASONS = {
     "memorization": "what is asked for is in the weights, not in the context",
 }
 NOISE_RULE = (
-    "Where a rule is not met, but the interval has 0 inside and reaches "
-    f"more than {WIDE * POINTS:g} points ({WIDE * NATS:g} of the loss) to either side, chance decides: not enough runs."
+    f"Where a rule is not met, but the interval has 0 inside and ends more than {WIDE * POINTS:g} points ({WIDE * NATS:g} of "
+    "the loss) away from its mean, chance decides: not enough runs."
 )
 PREDICTION_RULE = (
     "The gain of a task is its accuracy with mixing (R-cg-q-12o, G-cg-q-12o) minus that without (R-cg-q, G-cg-q), averaged "

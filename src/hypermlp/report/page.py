@@ -124,10 +124,8 @@ def summary(study: Study) -> str:
 
 def scale(plan: dict[str, Any]) -> str:
     """The plan's plain numbers."""
-    shown = {
-        name: value for name, value in plan.items() if name not in ("study", "kind", "models", "own", "protocol", "changes")
-    }
-    return ", ".join(f"{name} {plan_text(value)}" for name, value in shown.items() if value is not None)
+    hidden = ("study", "kind", "models", "own", "protocol", "changes")
+    return ", ".join(f"{name} {plan_text(value)}" for name, value in plan.items() if name not in hidden and value is not None)
 
 
 def plan_text(value: Any) -> str:
