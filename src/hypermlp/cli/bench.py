@@ -1,0 +1,150 @@
+"""Benchmarks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hypermlp.cli.app import app
+from hypermlp.cli.options import whole_numbers
+
+bench = typer.Typer(help="Measure speed and memory against softmax attention, on this machine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command("layer")
+def bench_layer(
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="B,T,d; may be given several times. Default: 8,1024,768 2,2048,768 1,4096,768 1,8192,768 128,128,128; "
+            "with --mixers 4,512,256 4,1024,256 4,2048,256."
+        ),
+    ] = None,
+    mixers: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead: names, labels and groups (core, labels, rivals, all) with commas between them, at equal parameters."
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A contestant's name, such as 'hyperglu native'; may be given several times.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which the contestants take turns.")] = 5,
+    threads: Annotated[str, typer.Option(help="Numbers of threads to measure, such as 2,1. One thread is CPU time.")] = "2,1",
+    match: Annotated[
+        bool, typer.Option("--match", help="Choose qk_rank so that parameter counts agree with softmax attention's.")
+    ] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="The authors' hyperglu.py, to be timed too (the file is executed).")
+    ] = None,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory, each in a fresh process.")] = True,
+    out: Annotated[Path, typer.Option(help="Folder for numbers and picture.")] = Path("runs/bench"),
+) -> None:
+    """Whole layers, forward and training step: time, memory, operations. About half an hour for the default shapes."""
+    from hypermlp.bench.contestants import CONTESTANTS
+    from hypermlp.bench.layer import DEFAULT_SHAPES, MIXER_SHAPES, Shape
+    from hypermlp.experiments.table1 import contestants
+    from hypermlp.report.bench import show_layer, show_mixers
+
+    check_contestants(only, against)
+    shapes = [Shape.parse(text) for text in shape or []]
+    counts = whole_numbers("--threads", threads)
+    if mixers is not None:
+        if only or against:
+            raise ValueError("--mixers are measured instead of the contestants; leave out --only and --against")
+        show_mixers(
+            Console(),
+            out,
+            shapes or list(MIXER_SHAPES),
+            contestants(mixers),
+            rounds=rounds,
+            thread_counts=counts,
+            with_memory=memory,
+        )
+        return
+    show_layer(
+        Console(),
+        out,
+        shapes or list(DEFAULT_SHAPES),
+        names=only or list(CONTESTANTS),
+        rounds=rounds,
+        thread_counts=counts,
+        match=match,
+        against=str(against) if against else None,
+        with_memory=memory,
+    )
+
+
+@bench.command("model")
+def bench_model(
+    mad: Annotated[str, typer.Option(help="B,T,d of the MAD model, of two layers.")] = "128,128,128",
+    language: Annotated[str, typer.Option(help="B,T,d of the language model.")] = "1,1024,512",
+    depth: Annotated[int, typer.Option(min=1, help="Layers of the language model.")] = 8,
+    vocabulary: Annotated[int, typer.Option(min=2, help="Of the language model.")] = 32000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which the models take turns.")] = 5,
+    threads: Annotated[str, typer.Option(help="Numbers of threads to measure, such as 2,1. One thread is CPU time.")] = "2,1",
+    out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/bench"),
+) -> None:
+    """Training steps of whole models, HyperGLU's against softmax attention's of equal size. About three minutes."""
+    from hypermlp.bench import model
+    from hypermlp.bench.layer import Shape
+    from hypermlp.report.bench import show_model
+
+    kinds = [model.mad(Shape.parse(mad)), model.language(Shape.parse(language), depth, vocabulary)]
+    show_model(Console(), out, kinds, rounds=rounds, thread_counts=whole_numbers("--threads", threads))
+
+
+@bench.command("profile")
+def bench_profile(
+    shape: Annotated[
+        list[str] | None, typer.Option(help="B,T,d; may be given several times. Default: 8,1024,768 128,128,128.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A contestant's name; may be given several times.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="The authors' hyperglu.py, to be profiled too (the file is executed).")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/bench"),
+) -> None:
+    """Where a training step's time goes: mixing, projections, convolutions and gates, the rest."""
+    from hypermlp.bench.contestants import BASELINE
+    from hypermlp.bench.layer import Shape
+    from hypermlp.report.bench import show_profile
+
+    check_contestants(only, against)
+    names = only or ["hyperglu native", BASELINE, *(["authors"] if against else [])]
+    shapes = [Shape.parse(text) for text in shape or ("8,1024,768", "128,128,128")]
+    show_profile(Console(), out, shapes, names, against=str(against) if against else None)
+
+
+@bench.command("decode")
+def bench_decode(
+    context: Annotated[
+        str, typer.Option(help="Lengths of the context, each with a block_size to match.")
+    ] = "256,1024,4096,16384",
+    batch: Annotated[str, typer.Option(help="Sequences decoded at once.")] = "1,8",
+    width: Annotated[int, typer.Option(min=16, help="Width of the layer.")] = 768,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which the contestants take turns.")] = 15,
+    out: Annotated[Path, typer.Option(help="Folder for numbers and picture.")] = Path("runs/bench"),
+) -> None:
+    """One token after another: milliseconds per token and bytes of cache; and what a cache adds to the prefill."""
+    from hypermlp.report.bench import show_decode
+
+    lengths, batches = whole_numbers("--context", context), whole_numbers("--batch", batch)
+    show_decode(Console(), out, lengths, batches, width=width, rounds=rounds)
+
+
+def check_contestants(only: list[str] | None, against: Path | None) -> None:
+    """Bad names fail before anything is measured."""
+    from hypermlp.bench.contestants import CONTESTANTS
+    from hypermlp.config import choose_from
+
+    for name in only or []:
+        choose_from("--only", name, tuple(CONTESTANTS))
+    if only and "authors" in only and against is None:
+        raise ValueError("--only authors needs --against, the path of the authors' hyperglu.py")
+    if against is not None and not against.is_file():
+        raise ValueError(f"--against ({against}) must be the authors' hyperglu.py")

@@ -1,0 +1,61 @@
+"""What is here: this machine, the mixers, their labels and budgets."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hypermlp.cli.app import app
+from hypermlp.cli.options import Length, Width
+
+
+@app.command()
+def info() -> None:
+    """Versions, device, and which implementation would be chosen and why."""
+    import torch
+
+    from hypermlp.ops import choose
+    from hypermlp.ops.build import cache_folder
+    from hypermlp.provenance import machine
+
+    shown = Table(show_header=False, box=None)
+    for name, value in machine().items():
+        shown.add_row(name, "none" if value is None else str(value))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shown.add_row("device", device)
+    for dtype in ("float32", "float64"):
+        choice = choose("auto", device, dtype)
+        shown.add_row(f"implementation, {dtype}", f"{choice.impl} ({choice.reason})")
+    shown.add_row("compiled kernels in", str(cache_folder()))
+    Console().print(shown)
+
+
+@app.command()
+def mixers(width: Width = 768, length: Length = 1024) -> None:
+    """Every mixer by its name: where it comes from, its parameters, and the bytes that decoding keeps."""
+    from hypermlp.report.budget import show_mixers
+
+    show_mixers(Console(), width, length)
+
+
+@app.command()
+def explain(
+    label: Annotated[str, typer.Argument(help="A label of Table 1's grammar, such as G-cg-q-12o.")],
+    width: Width = 768,
+    length: Length = 1024,
+) -> None:
+    """What a label of Table 1 means, letter by letter, and where its parameters are."""
+    from hypermlp.report.budget import show_explanation
+
+    show_explanation(Console(), label, width, length)
+
+
+@app.command()
+def budget(width: Width = 768, length: Length = 1024) -> None:
+    """Parameters of all labels and rivals by component, and the sizes at which they equal softmax attention's."""
+    from hypermlp.report.budget import show_budget
+
+    show_budget(Console(), width, length)

@@ -1,0 +1,124 @@
+"""Language models: data, training, generation, evaluation, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hypermlp.cli.app import app
+from hypermlp.cli.options import Workers
+
+
+@app.command()
+def train(
+    name: Annotated[str, typer.Argument(help="tiny (minutes on two cores), nanogpt-owt2, 340m-15b or 1.3b-100b.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Fields to change, such as model.mixer=softmax train.steps=100.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the plan: parameters, tokens, operations, memory, time.")
+    ] = False,
+    processes: Annotated[int, typer.Option(min=1, help="For --dry-run: how many there would be.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest undamaged checkpoint in --out.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME.")] = None,
+) -> None:
+    """Train a language model. On several processes: torchrun --nproc-per-node N --no-python hypermlp train NAME …"""
+    from hypermlp.report.train import show_plan, show_training
+
+    if dry_run:
+        show_plan(Console(), name, overrides or (), processes=processes)
+    elif not show_training(Console(), name, overrides or (), out=out or Path("runs") / name, resume=resume):
+        raise typer.Exit(130)
+
+
+Model = Annotated[Path, typer.Option("--model", help="Folder of a saved model or of a training run.")]
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to go on from.")],
+    model: Model = Path("runs/tiny"),
+    count: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 300,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest.")] = None,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest that make up this share.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+) -> None:
+    """Let a trained model write, token by token."""
+    from hypermlp.report.train import show_text
+
+    show_text(Console(), model, prompt, count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[list[Path], typer.Option("--model", help="Folder of a saved model or training run; may be repeated.")],
+    corpus: Annotated[str, typer.Option(help="Text for the perplexity: stdlib, a path, a prepared corpus.")] = "stdlib",
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Benchmarks instead: open-llm and general (Table 2), or any tasks of lm-evaluation-harness."),
+    ] = None,
+    include: Annotated[Path | None, typer.Option(help="A folder with task files of your own.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task, for a trial.")] = None,
+    size: Annotated[str | None, typer.Option(help="Put the paper's models of this size (340M, 1.3B) beside.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/eval"),
+) -> None:
+    """Perplexity on a text, or the paper's benchmarks; with several models or --size, ranks and first places as in Table 2."""
+    from hypermlp.evals.harness import scores
+    from hypermlp.report.evals import show_eval, show_perplexity, show_summary
+
+    console, found = Console(), {}
+    for folder in model:
+        if tasks is None:
+            show_perplexity(console, folder, corpus, out=out / f"{folder.name}-perplexity.json")
+            continue
+        result = show_eval(
+            console, folder, tasks.split(","), out=out / f"{folder.name}-tasks.json", include=include, limit=limit
+        )
+        found[folder.name] = scores(result)
+    if found and (len(found) > 1 or size is not None):
+        show_summary(console, found, size)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
+    out: Annotated[Path, typer.Argument(help="Folder for config.json, model.safetensors and the tokenizer.")],
+) -> None:
+    """Save the newest checkpoint as a model that this package and Hugging Face's Auto classes load."""
+    from hypermlp.train.checkpoint import export_newest
+
+    Console().print(f"{export_newest(run, out)} → {out}")
+
+
+data = typer.Typer(help="Text to train language models on.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+
+@data.command("prepare")
+def data_prepare(
+    source: Annotated[str, typer.Argument(help="stdlib, a file or folder of txt, jsonl, parquet, or hub:owner/name.")],
+    out: Annotated[Path, typer.Option(help="Folder for the shards; started again with it, finished shards are kept.")],
+    tokenizer: Annotated[str, typer.Option(help="bytes, bpe:4096 (trained on the text), or a tokenizer.json.")] = "bytes",
+    end: Annotated[str | None, typer.Option(help="The token of a tokenizer.json that ends a document.")] = None,
+    field: Annotated[str, typer.Option(help="Field of jsonl and parquet that holds the text.")] = "text",
+    validation: Annotated[float, typer.Option(help="Share that is held out.")] = 0.05,
+    workers: Workers = None,
+) -> None:
+    """Tokenise a corpus into memory-mapped shards with checksums."""
+    from hypermlp.experiments.runs import cores
+    from hypermlp.report.prepare import show
+
+    show(
+        Console(),
+        source,
+        out,
+        tokenizer=tokenizer,
+        end=end,
+        field=field,
+        validation=validation,
+        workers=workers or cores(),
+    )

@@ -1,0 +1,26 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Width = Annotated[int, typer.Option(min=16, help="Width of the layer.")]
+Length = Annotated[int, typer.Option(min=1, help="Longest context.")]
+MixersOption = Annotated[
+    str,
+    typer.Option(
+        "--mixers",
+        help="Names, labels, groups (core, labels, rivals, all), mixers of your own (FILE.py:CLASS), with commas between them.",
+    ),
+]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs of each, with other weights and data.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes at work at once. Default: one a core.")]
+Retry = Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")]
+
+
+def whole_numbers(name: str, text: str) -> list[int]:
+    if not all(part.isdigit() and int(part) > 0 for part in text.split(",")):
+        raise ValueError(f"{name} ({text}) must be whole numbers with commas between them, such as 2,1")
+    return [int(part) for part in text.split(",")]

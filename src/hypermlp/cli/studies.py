@@ -1,0 +1,155 @@
+"""Studies of many small models: demo, MAD, Table 1, and the page that reports them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hypermlp.cli.app import app
+from hypermlp.cli.options import MixersOption, Retry, Seeds, Workers
+
+
+@app.command()
+def demo(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: to see it work, in a minute.")] = False,
+    seeds: Seeds = 1,
+    workers: Workers = None,
+    retry_failed: Retry = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for runs and page; goes on where it was stopped. Default: runs/demo, runs/demo-quick."),
+    ] = None,
+) -> None:
+    """The paper's claims in minutes: train HyperGLU, HyperMLP and rivals on two MAD tasks, and see which claims hold."""
+    from hypermlp.experiments.demo import make_plan
+    from hypermlp.report.demo import show
+
+    folder = out or Path("runs/demo-quick" if quick else "runs/demo")
+    show(Console(), folder, make_plan(quick=quick), seeds=seeds, workers=workers, retry_failed=retry_failed)
+
+
+mad = typer.Typer(help="The MAD benchmark: six small tasks that tell architectures apart.", no_args_is_help=True)
+app.add_typer(mad, name="mad")
+
+
+@mad.command("show")
+def mad_show(
+    task: Annotated[str, typer.Argument(help="Such as selective-copying; `all` shows every task.")] = "all",
+    count: Annotated[int, typer.Option(min=1, help="Examples of each.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the examples.")] = 0,
+) -> None:
+    """Examples of a task, coloured by what the tokens are, with the answers that are scored."""
+    from hypermlp.config import choose_from
+    from hypermlp.data.mad import TASKS
+    from hypermlp.report.mad_examples import show
+
+    choose_from("task", task, ("all", *TASKS))
+    for name in TASKS if task == "all" else (task,):
+        show(Console(), name, count, seed)
+
+
+@mad.command("run")
+def mad_run(
+    mixers: MixersOption = "G-cg-q-12o,S-pc",
+    tasks: Annotated[str, typer.Option(help="Tasks with commas between them, or `all`.")] = "all",
+    protocol: Annotated[
+        str, typer.Option(help="clean, or faithful: as the published benchmark behaves, selection on the test set included.")
+    ] = "clean",
+    scale: Annotated[
+        str, typer.Option(help="full (66 settings), baseline (6), both as published; laptop; quick (minutes).")
+    ] = "quick",
+    seeds: Seeds = 1,
+    workers: Workers = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the scale's.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Instead of the scale's, for every task.")] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="To train on, at most.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Instead of the scale's.")] = None,
+    width: Annotated[int | None, typer.Option(min=16, help="Of the models, instead of the scale's.")] = None,
+    lr: Annotated[list[float] | None, typer.Option(help="Learning rate; may be given several times.")] = None,
+    retry_failed: Retry = False,
+    out: Annotated[Path, typer.Option(help="Folder for the runs; started again with it, finished runs are kept.")] = Path(
+        "runs/mad"
+    ),
+) -> None:
+    """Train models on MAD, all cores at work, and score them. Stop and start it as you like."""
+    from hypermlp.data.mad import TASKS
+    from hypermlp.experiments.table1 import contestants
+    from hypermlp.report.mad import show_mad_run
+
+    show_mad_run(
+        Console(),
+        out,
+        contestants(mixers),
+        list(TASKS) if tasks == "all" else tasks.split(","),
+        protocol,
+        scale,
+        seeds,
+        workers,
+        retry_failed=retry_failed,
+        epochs=epochs,
+        steps=steps,
+        examples=examples,
+        batch=batch,
+        width=width,
+        lr=lr,
+    )
+    Console().print(f"A page with all of it: hypermlp report {out}")
+
+
+@app.command()
+def table1(
+    mixers: MixersOption = "core",
+    scale: Annotated[
+        str, typer.Option(help="paper (faithful protocol, 66 settings; needs --corpus), laptop, or quick: to see it work.")
+    ] = "laptop",
+    half: Annotated[str, typer.Option(help="mad, language, or both.")] = "both",
+    seeds: Seeds = 2,
+    workers: Workers = None,
+    corpus: Annotated[
+        str | None, typer.Option(help="A prepared corpus for the language half. Default: Python's own source.")
+    ] = None,
+    retry_failed: Retry = False,
+    out: Annotated[Path, typer.Option(help="Folder for the runs; started again with it, finished runs are kept.")] = Path(
+        "runs/table1"
+    ),
+) -> None:
+    """The paper's Table 1: MAD and language models for labels and rivals, and the page that compares them with the paper."""
+    from hypermlp.config import choose_from
+    from hypermlp.data.mad import TASKS
+    from hypermlp.experiments.table1 import contestants
+    from hypermlp.report.mad import show_language_run, show_mad_run
+    from hypermlp.report.page import write_report
+
+    choose_from("half", half, ("both", "mad", "language"))
+    choose_from("scale", scale, ("paper", "laptop", "quick"))
+    if scale == "paper" and half != "mad" and corpus is None:
+        raise ValueError(
+            "the language half at the paper's scale needs --corpus: OpenWebText2, made ready with hypermlp data prepare; "
+            "--half mad does without"
+        )
+    protocol, mad_scale = ("faithful", "full") if scale == "paper" else ("clean", scale)
+    console, names = Console(), contestants(mixers)
+    if half != "language":
+        show_mad_run(console, out / "mad", names, list(TASKS), protocol, mad_scale, seeds, workers, retry_failed=retry_failed)
+    if half != "mad":
+        show_language_run(console, out / "language", names, scale, seeds, workers, retry_failed=retry_failed, corpus=corpus)
+    console.print(f"Report: {write_report(out)}")
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder with runs, such as results/table1.")],
+    out: Annotated[Path | None, typer.Option(help="Where the page goes. Default: report.html in the folder.")] = None,
+) -> None:
+    """One page from finished runs: the table beside the paper's, curves, findings with verdicts, budgets, provenance."""
+    from hypermlp.report.page import write_report
+    from hypermlp.report.study import read_studies
+    from hypermlp.report.table1 import show_table1
+
+    console = Console()
+    for study in read_studies(folder):
+        show_table1(console, study)
+    console.print(f"Report: {write_report(folder, out)}")
