@@ -49,13 +49,10 @@ class DifferentialAttention(Mixer):
             nn.init.normal_(vector, 0, LAMBDA_STD)
 
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
-        x, H = tokens.x, self.n_head
-        q, k, v = heads(self.q(x), 2 * H), heads(self.k(x), 2 * H), heads(self.v(x), H)
-        angle = rotary.angles(tokens.position, self.key_width, ROPE_BASE).repeat_interleave(2, dim=-1)
-        q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
+        q, k, v = self.project(tokens)
         spans = tokens.spans if tokens.packed else None
         if cache is not None:
-            slots, spans = cache.append({"k": k, "v": v}, x, tokens.counts())
+            slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts())
             k, v = slots["k"].to(q.dtype), slots["v"].to(q.dtype)
         maps = zip(q.chunk(2, dim=2), k.chunk(2, dim=2), strict=True)  # the first map of every head, then the second
         if tokens.packed:
@@ -64,6 +61,13 @@ class DifferentialAttention(Mixer):
         else:
             first, second = (attend(q, k, v, spans) for q, k in maps)  # B T H V
         return self.o(self._normalise(first - self.strength().to(first.dtype) * second).flatten(2))
+
+    def project(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
+        """q and k of both maps (B T 2H K), the first maps of all heads before the second, and v (B T H V)."""
+        x, H = tokens.x, self.n_head
+        q, k, v = heads(self.q(x), 2 * H), heads(self.k(x), 2 * H), heads(self.v(x), H)
+        angle = rotary.angles(tokens.position, self.key_width, ROPE_BASE).repeat_interleave(2, dim=-1)
+        return rotary.rotate(q, angle), rotary.rotate(k, angle), v
 
     def strength(self) -> Tensor:
         """λ, how much of the second map is taken away."""

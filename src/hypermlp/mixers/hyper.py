@@ -163,7 +163,7 @@ class HyperGLU(Mixer):
             return tokens.restore(self.mix(tokens, cache, impl, chunk))
 
     def mix(self, tokens: Tokens, cache: Cache | None, impl: str = "auto", chunk: int | None = None) -> Tensor:
-        p = self._project(tokens, None if cache is None else cache.history(), impl)
+        p = self.project(tokens, None if cache is None else cache.history(), impl)
         k, v = p.k, p.v
         if cache is not None:
             slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts())
@@ -219,7 +219,8 @@ class HyperGLU(Mixer):
             rewind=max(32, c.block_size if c.block_size <= 128 else 0),
         )
 
-    def _project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
+    def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
+        """Queries, keys, values, gates and controls; `history` (B W−1 C) is what the convolutions look back on."""
         x, G, H = tokens.x, self.config.routing_heads, self.config.n_head
         x_k = x_v = x
         if self.conv_k is not None and self.conv_v is not None:

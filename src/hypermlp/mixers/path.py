@@ -54,12 +54,13 @@ class PathAttention(Mixer):
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         if cache is not None:
             return self._go_on(tokens, cache)
-        turns = self._turns(tokens, self.w_up(self.w_down(tokens.x)), None)
+        turns = self.turns(tokens, self.w_up(self.w_down(tokens.x)), None)
         documents = tokens.spans if tokens.packed else None
         o = path_attention(turns) if documents is None else path_attention_packed(turns, documents)
         return self.o(o.flatten(2))
 
-    def _turns(self, tokens: Tokens, conv_inputs: Tensor, history: Tensor | None) -> Turns:
+    def turns(self, tokens: Tokens, conv_inputs: Tensor, history: Tensor | None) -> Turns:
+        """Queries, keys, values and reflections; conv_inputs (B T C) are what the directions are made from."""
         x, H = tokens.x, self.n_head
         exact = compute_dtype(x.dtype)
         w = unit(heads(self.conv(conv_inputs, tokens, history), H).to(exact))
@@ -71,7 +72,7 @@ class PathAttention(Mixer):
     def _go_on(self, tokens: Tokens, cache: Cache) -> Tensor:
         """Every new chunk meets the keys that are held as they stand, and then turns them."""
         conv_inputs = self.w_up(self.w_down(tokens.x))
-        turns, counts, o = self._turns(tokens, conv_inputs, cache.history()), tokens.counts(), []
+        turns, counts, o = self.turns(tokens, conv_inputs, cache.history()), tokens.counts(), []
         for first in range(0, max(tokens.x.shape[1], 1), CHUNK):
             part = Turns._make(t[:, first : first + CHUNK] for t in turns)
             longest = max(cache.end, default=0)

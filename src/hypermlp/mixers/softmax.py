@@ -5,6 +5,8 @@ Letters: B batch, T time, S slots, C width, H heads, K and V widths of a head.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,6 +21,15 @@ from hypermlp.mixers.projections import join_linears
 from hypermlp.ops import pointwise
 
 TAPS = 4  # of the convolutions, appendix L
+
+
+class Projected(NamedTuple):
+    """What a layer makes of its input before it attends."""
+
+    q: Tensor  # B T H K, rotated and gated
+    k: Tensor  # B T H K, rotated
+    v: Tensor  # B T H V
+    gate_vo: Tensor | None  # B T H*V, before its activation
 
 
 class SoftmaxAttention(Mixer):
@@ -61,13 +72,7 @@ class SoftmaxAttention(Mixer):
 
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         impl = self._pointwise_impl(tokens.x)
-        made = self._project(tokens, None if cache is None else cache.history(), impl)
-        q, k, v = (made[name].unflatten(-1, (self.n_head, -1)) for name in "qkv")  # B T H K, B T H K, B T H V
-        if self.use_rope:
-            angle = rotary.angles(tokens.position, q.shape[-1], self.rope_base).repeat_interleave(2, dim=-1)
-            q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
-        if "gate_qk" in made:
-            q = pointwise.gate(q.flatten(2), made["gate_qk"], impl=impl).unflatten(-1, (self.n_head, -1))
+        q, k, v, gate_vo = self.project(tokens, None if cache is None else cache.history(), impl)
         if cache is not None:
             slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts())
             o = attend(q, slots["k"].to(q.dtype), slots["v"].to(q.dtype), spans)
@@ -77,9 +82,20 @@ class SoftmaxAttention(Mixer):
         else:
             o = attend(q, k, v)
         o = o.flatten(2)
-        if "gate_vo" in made:
-            o = pointwise.gate(o, made["gate_vo"], impl=impl)
+        if gate_vo is not None:
+            o = pointwise.gate(o, gate_vo, impl=impl)
         return self.o(o)
+
+    def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
+        """Queries, keys, values and gates; `history` (B W−1 C) is what the convolutions look back on."""
+        made = self._linears(tokens, history, impl)
+        q, k, v = (made[name].unflatten(-1, (self.n_head, -1)) for name in "qkv")  # B T H K, B T H K, B T H V
+        if self.use_rope:
+            angle = rotary.angles(tokens.position, q.shape[-1], self.rope_base).repeat_interleave(2, dim=-1)
+            q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
+        if "gate_qk" in made:
+            q = pointwise.gate(q.flatten(2), made["gate_qk"], impl=impl).unflatten(-1, (self.n_head, -1))
+        return Projected(q, k, v, made.get("gate_vo"))
 
     def _pointwise_impl(self, x: Tensor) -> str:
         """What computes convolutions and gates, chosen as in HyperGLU; a layer with neither needs no kernel."""
@@ -87,7 +103,7 @@ class SoftmaxAttention(Mixer):
             return "dense"
         return ops.resolve("auto", x)
 
-    def _project(self, tokens: Tokens, history: Tensor | None, impl: str) -> dict[str, Tensor]:
+    def _linears(self, tokens: Tokens, history: Tensor | None, impl: str) -> dict[str, Tensor]:
         """q, k, v and the gates before their activation (B T …); all that is made from x itself in one product."""
         x = tokens.x
         parts = {"q": self.q, "gate_qk": self.gate_qk, "gate_vo": self.gate_vo}
