@@ -34,7 +34,7 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
     """The machine, the commit of the source and the command line, for the head of a result file."""
     return {
         "command": " ".join(["hypermlp", *map(without_folder, sys.argv[1:])]),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "seed": seed,
         **machine(),

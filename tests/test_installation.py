@@ -1,0 +1,84 @@
+"""The pinned versions go together, for every way to install."""
+
+import re
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LINES = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+PINS = {canonicalize_name(name): version for name, version in (line.split("==") for line in LINES)}
+LINUX = {"platform_system": "Linux", "sys_platform": "linux", "platform_machine": "x86_64", "extra": ""}
+
+# What torch's wheel for Linux on the public index requires (torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl, its METADATA).
+# A CPU build requires less, so an environment that has one cannot tell. After a bump of torch, copy its list here.
+TORCH = "2.13.0"
+TORCH_REQUIRES = """
+filelock
+typing-extensions>=4.10.0
+setuptools>=77.0.3
+sympy>=1.13.3
+networkx>=2.5.1
+jinja2
+fsspec>=0.8.5
+cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.3; platform_system == "Linux"
+cuda-bindings<14,>=13.0.3; platform_system == "Linux" and python_version < "3.15"
+nvidia-cudnn-cu13==9.20.0.48; platform_system == "Linux"
+nvidia-cusparselt-cu13==0.8.1; platform_system == "Linux"
+nvidia-nccl-cu13==2.29.7; platform_system == "Linux"
+nvidia-nvshmem-cu13==3.4.5; platform_system == "Linux"
+triton==3.7.1; platform_system == "Linux" and python_version < "3.15"
+"""
+
+OWN = [*PROJECT["dependencies"], *(text for group in PROJECT["optional-dependencies"].values() for text in group)]
+REQUIRED = [("torch", text) for text in TORCH_REQUIRES.strip().splitlines()] + [
+    ("hypermlp", text) for text in OWN if not text.startswith("hypermlp[")
+]
+
+
+def check(requirement: Requirement) -> None:
+    assert canonicalize_name(requirement.name) in PINS, f"constraints.txt does not pin {requirement.name}"
+    pin = PINS[canonicalize_name(requirement.name)]
+    assert requirement.specifier.contains(pin, prereleases=True), f"constraints.txt pins {requirement.name}=={pin}"
+
+
+def test_the_list_is_that_of_the_pinned_torch() -> None:
+    assert PINS["torch"] == TORCH, f"bring TORCH_REQUIRES up to date with torch {PINS['torch']}"
+
+
+@pytest.mark.parametrize("who, text", REQUIRED)
+def test_a_pin_satisfies_each_requirement(who: str, text: str) -> None:
+    requirement = Requirement(text)
+    assert requirement.marker is None or requirement.marker.evaluate(LINUX)
+    check(requirement)
+
+
+def test_whatever_is_installed_for_the_project_is_pinned() -> None:
+    """Dependencies of dependencies too, with the extras that they ask for."""
+    todo = [Requirement(text) for text in OWN if not text.startswith("hypermlp[")]
+    seen: set[tuple[str, str]] = set()
+    while todo:
+        requirement = todo.pop()
+        name = canonicalize_name(requirement.name)
+        try:
+            requires = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue  # of an extra or a platform that is not installed here
+        check(requirement)
+        for extra in ["", *sorted(requirement.extras)]:
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                found = [Requirement(text) for text in requires]
+                todo += [r for r in found if r.marker is None or r.marker.evaluate({"extra": extra})]
+    assert len(seen) > 50
+
+
+def test_the_pins_are_sorted_and_exact() -> None:
+    names = [canonicalize_name(line.split("==")[0]) for line in LINES]
+    assert names == sorted(set(names))
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._]+", line) for line in LINES)
