@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from hypermlp import __version__, cli
 from hypermlp.cli import app
+from hypermlp.cli.app import DEBUG
+from hypermlp.errors import RunError
 from hypermlp.experiments.demo import make_plan
 from hypermlp.experiments.mad import Plan
 from hypermlp.provenance import write_json
@@ -28,6 +31,56 @@ def test_help_names_every_command() -> None:
     shown = hypermlp("--help").stdout
     assert "info" in shown
     assert "demo" in shown
+
+
+def test_the_module_is_the_command_and_knows_its_version() -> None:
+    done = subprocess.run([sys.executable, "-W", "error", "-m", "hypermlp", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"hypermlp {__version__}\n"
+
+
+def test_shells_complete_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"_HYPERMLP_COMPLETE": "complete_bash", "COMP_WORDS": "hypermlp mi", "COMP_CWORD": "1"}.items():
+        monkeypatch.setenv(name, value)
+    done = CliRunner().invoke(app, prog_name="hypermlp")
+    assert done.output.split() == ["mixers"], done.output
+
+
+def fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+    def show_mixers(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("hypermlp.report.budget.show_mixers", show_mixers)
+    monkeypatch.setattr(sys, "argv", ["hypermlp", *options, "mixers"])
+    cli.main()
+
+
+@pytest.mark.parametrize("kind", [ValueError, OSError, ImportError, RunError])
+def test_a_users_mistake_is_one_line_unless_asked_for_more(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(DEBUG, "")
+    with pytest.raises(SystemExit) as ended:
+        fail_with(kind("no such label; try S-p"), monkeypatch)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "hypermlp: no such label; try S-p\n"
+    with pytest.raises(kind, match="no such label"):
+        fail_with(kind("no such label; try S-p"), monkeypatch, "--debug")
+
+
+def test_the_environment_asks_for_tracebacks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEBUG, "1")
+    with pytest.raises(ValueError, match="no such label"):
+        fail_with(ValueError("no such label"), monkeypatch)
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as defect:
+        fail_with(RuntimeError("shapes cannot be multiplied"), monkeypatch)
+    assert "please report" in defect.value.__notes__[0]
+    with pytest.raises(RuntimeError) as full:
+        fail_with(RuntimeError("DefaultCPUAllocator: can't allocate memory"), monkeypatch)
+    assert "too little free memory" in full.value.__notes__[0]
 
 
 def test_info_says_which_implementation_and_why() -> None:

@@ -6,8 +6,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from hypermlp import __version__
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -82,3 +85,18 @@ def test_the_pins_are_sorted_and_exact() -> None:
     names = [canonicalize_name(line.split("==")[0]) for line in LINES]
     assert names == sorted(set(names))
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._]+", line) for line in LINES)
+
+
+def test_the_version_has_one_source() -> None:
+    assert PROJECT["dynamic"] == ["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == __version__
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_citation_names_the_paper() -> None:
+    paper = yaml.safe_load((ROOT / "CITATION.cff").read_text())["preferred-citation"]
+    readme = (ROOT / "README.md").read_text()
+    assert paper["title"] in readme
+    assert paper["url"] in readme
+    assert PROJECT["urls"]["Paper"] == paper["url"]

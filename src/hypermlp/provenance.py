@@ -9,7 +9,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,10 @@ import torch
 
 def machine() -> dict[str, Any]:
     """This machine and the software on it, in plain values."""
+    from hypermlp import __version__  # late: the package may be importing this module
+
     return {
-        "hypermlp": metadata.version("hypermlp"),
+        "hypermlp": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.machine()}",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hypermlp.bench import flops
 from hypermlp.config import AttnKind, HyperGLUConfig
+from hypermlp.errors import RunError
 from hypermlp.mixers import HyperGLU, HyperMLP, Mixer, SoftmaxAttention, build_mixer
 from hypermlp.models.budget import match
 from hypermlp.models.lm import count_parameters
@@ -91,7 +92,7 @@ class Contestant:
             assert want is not None
             error = float((got - want).norm() / want.norm().clamp(min=1e-30))
             if not error < TOLERANCE:
-                raise RuntimeError(f"{self.case.name} differs from the reference by {error:.1e}; it will not be timed")
+                raise RunError(f"{self.case.name} differs from the reference by {error:.1e}; it will not be timed")
 
 
 def hyper_config(case: Case, kind: AttnKind) -> HyperGLUConfig:

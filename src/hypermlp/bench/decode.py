@@ -11,6 +11,7 @@ import torch
 from hypermlp.bench.timing import ratio, take_turns
 from hypermlp.cache import Cache
 from hypermlp.config import HyperGLUConfig
+from hypermlp.errors import RunError
 from hypermlp.mixers import HyperGLU, HyperMLP, SoftmaxAttention
 from hypermlp.mixers.base import Mixer
 
@@ -83,7 +84,7 @@ def prefilled(name: str, mixer: Mixer, x: torch.Tensor, batch: int) -> Cache:
     with torch.no_grad():
         error = float((steps - mixer(x)[:, -STEPS:]).norm() / steps.norm())
     if not error < 1e-4:
-        raise RuntimeError(f"{name} decodes otherwise than it computes, by {error:.1e}; it will not be timed")
+        raise RunError(f"{name} decodes otherwise than it computes, by {error:.1e}; it will not be timed")
     return cache
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hypermlp.bench.contestants import Case, build
+from hypermlp.errors import RunError
 
 MMAP_THRESHOLD, LARGE = -3, 64 * 1024  # mallopt's parameter and the bytes from which a block has a mapping of its own
 
@@ -36,7 +37,7 @@ def extra(case: Case) -> Extra:
         try:
             return process.submit(measure, case).result()
         except BrokenProcessPool:
-            raise RuntimeError(f"measuring the memory of {case.name} ended its process; is there enough memory?") from None
+            raise RunError(f"measuring the memory of {case.name} ended its process; is there enough memory?") from None
 
 
 def measure(case: Case) -> Extra:

@@ -28,6 +28,7 @@ import numpy as np
 from hypermlp.data.corpus import INDEX, SPLITS, TOKENIZER, Corpus, SplitName, edge_checksum, open_corpus, read_index
 from hypermlp.data.text import Part, Source, read
 from hypermlp.data.tokenizers import Tokenizer, tokenizer_from_dict
+from hypermlp.errors import RunError
 
 UNFINISHED = ".unfinished"  # what is only needed until the index is written
 PLAN = "plan.json"
@@ -164,7 +165,7 @@ def run(
             for future in as_completed(futures):
                 done(futures[future], future.result())
         except BrokenProcessPool as error:
-            raise RuntimeError(
+            raise RunError(
                 "a worker was killed, perhaps for want of memory; run the same command again, with fewer workers: "
                 "finished shards are kept"
             ) from error

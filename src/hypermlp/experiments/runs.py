@@ -36,6 +36,7 @@ from typing import Any, Protocol, TextIO
 import torch
 
 from hypermlp import notice
+from hypermlp.errors import RunError
 from hypermlp.provenance import provenance, write_json, write_whole
 
 Record = dict[str, Any]
@@ -128,7 +129,7 @@ def lock(folder: Path) -> TextIO:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            raise RuntimeError(f"{folder} is in use: another process works there") from None
+            raise RunError(f"{folder} is in use: another process works there") from None
     return file
 
 
@@ -452,7 +453,7 @@ class Pool:
         if worker.dismissed:
             return
         if not worker.ready:
-            raise RuntimeError(f"workers cannot be started: {how}; see its message above")
+            raise RunError(f"workers cannot be started: {how}; see its message above")
         if worker.run is not None:
             self._finish(worker, {"error": how, "traceback": None})  # its checkpoint stays, for a second try
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hypermlp.config import choose_from, divisible
+from hypermlp.errors import RunError
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import weights
 from hypermlp.train.checkpoint import Checkpoints
@@ -134,7 +135,7 @@ class Training:
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         (loss,) = self.world.sum(float(torch.stack(parts).sum()))
         if not math.isfinite(loss) or not norm.isfinite():
-            raise RuntimeError(
+            raise RunError(
                 f"the loss ({loss}) or the gradient (norm {float(norm)}) of step {self.step + 1} is not finite; "
                 "start anew with a lower train.lr or a longer train.warmup"
             )
