@@ -1,0 +1,531 @@
+"""What one head reads at one token, slot by slot, in the words of the paper's section 2.5.
+
+    pool        U = R1(x)ᵀ K and V = R2(x)ᵀ V: one slot (u_i, v_i) per token of the context, in the head's own coordinates
+    address     α_i = q · u_i = h_i, and h = z R1(x) with the scores z_i = q · k_i
+    activation  a_i = relu(α_i) / ρ, times softplus of the second branch in HyperGLU; the slots with α_i > 0 are active
+    readout     β_i = (v_i ⊙ m2) W_o, as wide as the model
+    output      Σ_i a_i β_i by slots, and Σ_c w_c (v_c ⊙ m2) W_o by tokens, w = a R2(x)ᵀ; both are what the head adds
+
+Softmax attention, PaTH and differential attention have the same parts: no mixing (R = I), every slot active, and weights that
+are a softmax or the difference of two. A mixer that condenses its past into a state has no slots, and is refused.
+
+    >>> from hypermlp import HyperGLU, HyperGLUConfig
+    >>> layer = HyperGLU(HyperGLUConfig(n_embd=16, n_head=2, block_size=32))
+    >>> x = torch.randn(1, 10, 16)
+    >>> head = look(layer, x, token=9, head=0)
+    >>> torch.allclose(head.contributions.sum(0) + look(layer, x, token=9, head=1).output, layer(x)[0, 9], atol=1e-5)
+    True
+
+Letters: B batch, T rows, S slots, H heads, G routing heads, K and V widths of a head, C width, R mixing rank, L block_size;
+n slots that a row sees, M rows at once, N columns of the hidden layer for them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hypermlp.cache import Cache
+from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+from hypermlp.mixers.differential import DifferentialAttention
+from hypermlp.mixers.hyper import HyperGLU
+from hypermlp.mixers.path import PathAttention, Turns
+from hypermlp.mixers.recurrent import NORM_EPS
+from hypermlp.mixers.softmax import SoftmaxAttention
+from hypermlp.ops import Mixing
+from hypermlp.ops.reference import row_tables, slot_ends
+
+# ---- what is found ----
+
+
+class Operator(NamedTuple):
+    """R(x_t) = Diag(D) + A Diag(s) Bᵀ on the slots that a row sees; without mixing it has rank 0 and D = 1."""
+
+    D: Tensor  # n
+    A: Tensor  # n R
+    B: Tensor  # n R
+    s: Tensor  # R, or M R for several rows
+
+    def apply(self, y: Tensor, transpose: bool = False) -> Tensor:
+        """y R (… n), or y Rᵀ; Lemma G.1."""
+        A, B = (self.B, self.A) if transpose else (self.A, self.B)
+        return y * self.D + ((y @ A) * self.s) @ B.mT
+
+    def dense(self) -> Tensor:
+        """The matrix itself (n n), for looking at."""
+        return torch.diag(self.D) + self.low_rank()
+
+    def low_rank(self) -> Tensor:
+        """A Diag(s) Bᵀ (n n)."""
+        return (self.A * self.s) @ self.B.mT
+
+
+class Branch(NamedTuple):
+    """One way through the first layer: HyperGLU and differential attention have two."""
+
+    u: Tensor  # n K: mixed addresses
+    z: Tensor  # n: scores before mixing
+    h: Tensor  # n: after it, α(x; u)
+    R1: Operator
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One head at one token. Slots are in time order, the oldest first; `place` is where a slot's token stands in the input.
+
+    A negative place is in the cache: −1 is the newest token that it holds.
+    """
+
+    place: Tensor  # n
+    lag: Tensor  # n
+    gate: Branch  # decides which slots are active
+    scale: Branch | None  # HyperGLU: how strong they are; differential attention: the map that is taken away
+    R2: Operator
+    active: Tensor  # n, bool
+    rho: Tensor  # what the hidden layer is divided by
+    a: Tensor  # n: hidden layer
+    w: Tensor  # n: readout weights of the tokens' own values
+    v: Tensor  # n V: mixed values, the contents of the slots
+    values: Tensor  # n V: the tokens' own values
+    beta: Tensor  # n C: what slot i adds per unit of a_i
+    readouts: Tensor  # n C: what the value of token c adds per unit of w_c
+
+    @property
+    def z(self) -> Tensor:
+        return self.gate.z
+
+    @property
+    def h(self) -> Tensor:
+        return self.gate.h
+
+    @property
+    def alpha(self) -> Tensor:
+        """Addresses α(x; u_i) = h_i (n)."""
+        return self.gate.h
+
+    @property
+    def u(self) -> Tensor:
+        return self.gate.u
+
+    @property
+    def R1(self) -> Operator:
+        return self.gate.R1
+
+    @property
+    def contributions(self) -> Tensor:
+        """What each slot of the pool adds to the output (n C)."""
+        return self.a[:, None] * self.beta
+
+    @property
+    def token_contributions(self) -> Tensor:
+        """What each token's own value adds to the output (n C)."""
+        return self.w[:, None] * self.readouts
+
+    @property
+    def output(self) -> Tensor:
+        """What the head adds to the layer's output (C)."""
+        return self.contributions.sum(0)
+
+    @property
+    def shares(self) -> Tensor:
+        """How much of the output each slot makes, along the output's direction (n); they sum to one, some are negative."""
+        return shares_of(self.contributions)
+
+    @property
+    def token_shares(self) -> Tensor:
+        """The same for the tokens' own values."""
+        return shares_of(self.token_contributions)
+
+
+class Rows(NamedTuple):
+    """The hidden layer of some rows of one sequence and head, without the values: nothing here is wider than slots."""
+
+    slot: Tensor  # M N: which slot a column holds
+    exists: Tensor  # M N
+    z: tuple[Tensor, ...]  # M N each; one per branch
+    h: tuple[Tensor, ...]
+    active: Tensor  # M N
+    rho: Tensor  # M 1
+    a: Tensor  # M N
+    w: Tensor  # M N
+
+
+def shares_of(contributions: Tensor) -> Tensor:
+    """Zero where there is no output, as when no slot is active."""
+    output = contributions.sum(0)
+    size = output.square().sum()
+    return contributions @ output / torch.where(size > 0, size, 1)
+
+
+# ---- how it is found ----
+
+
+def look(layer: Mixer, x: Tensor, token: int, head: int, batch: int = 0, *, mixing: bool = True, **options: Any) -> Memory:
+    """What `head` of `layer` reads at x[batch, token]; options are those of the layer's call.
+
+    mixing=False: as it would be with R1 = R2 = I. A cache is left as it is.
+    """
+    return trace(layer, x, **options).memory(token, head, batch, mixing=mixing)
+
+
+@torch.no_grad()
+def trace(
+    layer: nn.Module,
+    x: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    cache: Cache | None = None,
+) -> Trace:
+    """All projections of a layer's input x (B T C), from which any row is decomposed in O(slots)."""
+    kind = next((kind for kind in ATTENTIONS if isinstance(layer, kind)), None)
+    if kind is None or not isinstance(layer, Mixer):
+        known = ", ".join(kind.__name__ for kind in ATTENTIONS)
+        raise ValueError(
+            f"{type(layer).__name__} keeps no slots that a token could be read from: it condenses its past into a state; "
+            f"memory is defined for {known}"
+        )
+    check_input(x, layer.width, next(layer.parameters()), attention_mask, cu_seqlens, cache)
+    if cache is not None:
+        cache.check(x, layer.keeps())
+        cache = cache.clone()
+    return ATTENTIONS[kind](layer, gather_tokens(x, attention_mask, cu_seqlens, cache), cache)
+
+
+def can_trace(layer: nn.Module) -> bool:
+    """Whether a layer has slots to look at."""
+    return isinstance(layer, tuple(ATTENTIONS))
+
+
+class Trace(ABC):
+    """A layer and what it made of one input: queries of all rows, keys and values of all slots, the gates behind them.
+
+    Sequences are as the layer sees them: padding is gone, and `row_of` finds a token of the input.
+    """
+
+    layer: nn.Module
+    n_head: int
+    q: Tensor  # B T G K
+    k: Tensor  # B S G K
+    v: Tensor  # B S H V
+
+    def __init__(self, layer: nn.Module, tokens: Tokens, slots: dict[str, Tensor], spans: Tensor | None) -> None:
+        self.layer, self.tokens, self.spans = layer, tokens, spans
+        self.k, self.v = (slots[name].to(tokens.x.dtype) for name in ("k", "v"))
+        B, T, _ = tokens.x.shape
+        tables = row_tables(B, T, self.k.shape[1], spans, tokens.x.device)
+        self.start, self.stop, self.position = (table.expand(B, T) for table in tables)
+
+    # What a subclass says
+
+    @abstractmethod
+    def scores(self, batch: int, rows: Tensor, head: int, slot: Tensor) -> tuple[Tensor, ...]:
+        """z (M N) of every branch, at the slots (M N) of some rows of one sequence."""
+
+    @abstractmethod
+    def activate(self, h: tuple[Tensor, ...], exists: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """active, ρ (M 1) and a (M N) from the mixed scores."""
+
+    def addresses(self, batch: int, row: int, head: int, slot: Tensor) -> tuple[Tensor, ...]:
+        """k (n K) of every branch as the row sees it, so that z = k · query."""
+        return tuple(self.k[batch, slot, g] for g in self.branches(head))
+
+    def operators(self, batch: int, rows: Tensor, head: int, slot: Tensor) -> tuple[tuple[Operator, ...], Operator]:
+        """R1 of every branch and R2, for columns that hold these slots (M N)."""
+        one = identity(slot.shape[1], self.q)
+        return (one,) * len(self.branches(head)), one
+
+    def readout_gate(self, batch: int, rows: Tensor, head: int, o: Tensor) -> Tensor:
+        """m2 (M V), by which the readouts o (M V) are multiplied."""
+        return torch.ones_like(o)
+
+    def branches(self, head: int) -> tuple[int, ...]:
+        """Routing heads of a head."""
+        return (head,)
+
+    def columns(self, batch: int, rows: Tensor) -> Tensor:
+        """The slots of the hidden layer's columns (M N), in time order for every row; some may not exist."""
+        begin, end = int(self.start[batch, rows].min()), int(self.position[batch, rows].max()) + 1
+        return torch.arange(begin, end, device=self.q.device).expand(len(rows), -1)
+
+    def visible(self, batch: int, rows: Tensor, slot: Tensor) -> Tensor:
+        """Which of the slots (M N) the rows see."""
+        return (slot >= self.start[batch, rows, None]) & (slot <= self.position[batch, rows, None])
+
+    # What follows
+
+    def row_of(self, token: int, batch: int = 0) -> int:
+        """The row of a token of the input; a ValueError at padding."""
+        B, T, _ = self.tokens.x.shape
+        if not 0 <= batch < B or not 0 <= token < T:
+            raise ValueError(f"batch ({batch}) and token ({token}) must be below {B} and {T}, the input's size")
+        order = self.tokens.order
+        row = token if order is None else int((order[batch] == token).nonzero())
+        if int(self.tokens.position.expand(B, T)[batch, row]) < 0:
+            raise ValueError(f"token {token} of row {batch} is padding, and padding reads nothing")
+        return row
+
+    def place_of(self, batch: int, row: int, slot: Tensor) -> Tensor:
+        """Where the tokens of slots stand in the input; negative in the cache."""
+        local = slot - (self.position[batch, row] - row)
+        order = self.tokens.order
+        return local if order is None else torch.where(local < 0, local, order[batch][local.clamp(min=0)])
+
+    @torch.no_grad()
+    def rows(self, rows: Sequence[int] | Tensor, head: int, batch: int = 0, *, mixing: bool = True) -> Rows:
+        """The hidden layer of rows of one sequence (a document of its own, where documents are packed)."""
+        self._check_head(head)
+        index = torch.as_tensor(rows, device=self.q.device)
+        slot = self.columns(batch, index)
+        exists = self.visible(batch, index, slot)
+        z = tuple(torch.where(exists, part, 0) for part in self.scores(batch, index, head, slot))
+        R1, R2 = self._operators(batch, index, head, slot, mixing)
+        h = tuple(torch.where(exists, R.apply(part), 0) for R, part in zip(R1, z, strict=True))
+        active, rho, a = self.activate(h, exists)
+        return Rows(slot, exists, z, h, active, rho, a, torch.where(exists, R2.apply(a, transpose=True), 0))
+
+    @torch.no_grad()
+    def memory(self, token: int, head: int, batch: int = 0, *, mixing: bool = True) -> Memory:
+        """One head at one token of the input."""
+        row = self.row_of(token, batch)
+        found = self.rows([row], head, batch, mixing=mixing)
+        here = found.exists[0]
+        slot = found.slot[0][here]
+        index = torch.tensor([row], device=slot.device)
+        R1, R2 = self._operators(batch, index, head, slot[None], mixing)
+        R1, R2 = tuple(R._replace(s=R.s.reshape(-1)) for R in R1), R2._replace(s=R2.s.reshape(-1))
+        keys = self.addresses(batch, row, head, slot)
+        branches = tuple(
+            Branch(mixed(R, k), z[0][here], h[0][here], R) for R, k, z, h in zip(R1, keys, found.z, found.h, strict=True)
+        )
+        a, w = found.a[0][here], found.w[0][here]
+        values = self.v[batch, slot, head]
+        m2 = self.readout_gate(batch, index, head, (w @ values)[None])[0]
+        v = mixed(R2, values)
+        return Memory(
+            place=self.place_of(batch, row, slot),
+            lag=self.position[batch, row] - slot,
+            gate=branches[0],
+            scale=branches[1] if len(branches) > 1 else None,
+            R2=R2,
+            active=found.active[0][here],
+            rho=found.rho[0, 0],
+            a=a,
+            w=w,
+            v=v,
+            values=values,
+            beta=self.read_out(v * m2, head),
+            readouts=self.read_out(values * m2, head),
+        )
+
+    def read_out(self, o: Tensor, head: int) -> Tensor:
+        """What gated readouts (… V) of a head add to the layer's output (… C)."""
+        V = self.v.shape[-1]
+        output = self.layer.get_submodule("o")
+        padded = F.pad(o, (head * V, (self.n_head - 1 - head) * V))
+        return output(padded) - output(torch.zeros_like(padded[:1]))
+
+    def bias(self) -> Tensor:
+        """What the layer adds whatever it reads (C); zero unless its output projection has a bias."""
+        return self.layer.get_submodule("o")(self.v.new_zeros(self.n_head * self.v.shape[-1]))
+
+    def _operators(
+        self, batch: int, rows: Tensor, head: int, slot: Tensor, mixing: bool
+    ) -> tuple[tuple[Operator, ...], Operator]:
+        if mixing:
+            return self.operators(batch, rows, head, slot)
+        return Trace.operators(self, batch, rows, head, slot)
+
+    def _check_head(self, head: int) -> None:
+        if not 0 <= head < self.n_head:
+            raise ValueError(f"head ({head}) must be at least 0 and below the layer's {self.n_head} heads")
+
+
+def mixed(R: Operator, y: Tensor) -> Tensor:
+    """Rᵀ y (n K): row i is the content of slot i."""
+    return R.apply(y.mT).mT
+
+
+def identity(n: int, like: Tensor) -> Operator:
+    return Operator(like.new_ones(n), like.new_zeros(n, 0), like.new_zeros(n, 0), like.new_zeros(0))
+
+
+# ---- the attentions ----
+
+
+class HyperTrace(Trace):
+    """HyperGLU and HyperMLP."""
+
+    def __init__(self, layer: HyperGLU, tokens: Tokens, cache: Cache | None) -> None:
+        made = layer.project(tokens, None if cache is None else cache.history(), "dense")
+        slots, spans = {"k": made.k, "v": made.v}, tokens.spans
+        if cache is not None:
+            slots, spans = cache.append(slots, tokens.x, tokens.counts())
+        super().__init__(layer, tokens, slots, spans)
+        self.q, self.n_head, self.spec = made.q, layer.config.n_head, layer.spec
+        self.routing, self.reading = made.routing, made.reading
+        gate = made.gate_vo
+        if gate is not None and layer.config.gate_act == "sigmoid":
+            gate = torch.sigmoid(gate)
+        self.m2 = None if gate is None else gate.unflatten(-1, (self.n_head, -1))  # B T H V
+
+    def branches(self, head: int) -> tuple[int, ...]:
+        return (head, head + self.n_head) if self.spec.kind == "glu" else (head,)
+
+    def columns(self, batch: int, rows: Tensor) -> Tensor:
+        """In the lag layout a column is a lag, newest last; in the identity layout it is a slot."""
+        position, start = self.position[batch, rows], self.start[batch, rows]
+        if self.spec.aligner == "offset":
+            N = min(int((position - start).max()) + 1, self.spec.block_size)
+            return position[:, None] - (N - 1) + torch.arange(N, device=rows.device)
+        last = position.max() if self.spec.causal else self.stop[batch, rows].max() - 1
+        return torch.arange(int(start.min()), int(last) + 1, device=rows.device).expand(len(rows), -1)
+
+    def visible(self, batch: int, rows: Tensor, slot: Tensor) -> Tensor:
+        last = self.position if self.spec.causal else self.stop - 1
+        return (slot >= self.start[batch, rows, None]) & (slot <= last[batch, rows, None])
+
+    def scores(self, batch: int, rows: Tensor, head: int, slot: Tensor) -> tuple[Tensor, ...]:
+        return tuple(products(self.q[batch, rows, g], self.k[batch, :, g], slot) for g in self.branches(head))
+
+    def operators(self, batch: int, rows: Tensor, head: int, slot: Tensor) -> tuple[tuple[Operator, ...], Operator]:
+        place = self.parameters(batch, rows, slot)
+        routing = tuple(self._operator(self.routing, g, batch, rows, place) for g in self.branches(head))
+        return routing, self._operator(self.reading, head, batch, rows, place)
+
+    def parameters(self, batch: int, rows: Tensor, slot: Tensor) -> Tensor:
+        """Which of the L parameters each column meets (N)."""
+        L = self.spec.block_size
+        if self.spec.aligner == "offset":
+            return L - 1 - (self.position[batch, rows[0]] - slot[0])
+        B, S = self.k.shape[:2]
+        ends = slot_ends(B, S, self.spans, slot.device).expand(B, S)
+        return (slot[0] - ends[batch, slot[0]] + L).clamp(0, L - 1)
+
+    def _operator(self, mixing: Mixing | None, head: int, batch: int, rows: Tensor, place: Tensor) -> Operator:
+        if mixing is None:
+            return identity(len(place), self.q)
+        D = mixing.baseline()
+        A, B = mixing.A[head, place], mixing.B[head, place]
+        return Operator(A.new_zeros(len(place)) if D is None else D[head, place], A, B, mixing.control[batch, rows, head])
+
+    def activate(self, h: tuple[Tensor, ...], exists: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gate = h[0]
+        rho = torch.ones_like(gate[:, :1])
+        if self.spec.norm != "none":
+            rho = (gate.square().sum(-1, keepdim=True) + self.spec.eps).sqrt()
+        a = F.relu(gate) / rho
+        return gate > 0, rho, a * F.softplus(h[1]) if len(h) > 1 else a
+
+    def readout_gate(self, batch: int, rows: Tensor, head: int, o: Tensor) -> Tensor:
+        return torch.ones_like(o) if self.m2 is None else self.m2[batch, rows, head]
+
+
+class SoftmaxTrace(Trace):
+    """Softmax attention: ρ is the sum of exponentials, and every slot is active."""
+
+    def __init__(self, layer: SoftmaxAttention, tokens: Tokens, cache: Cache | None) -> None:
+        made = layer.project(tokens, None if cache is None else cache.history(), "dense")
+        slots, spans = {"k": made.k, "v": made.v}, tokens.spans
+        if cache is not None:
+            slots, spans = cache.append(slots, tokens.x, tokens.counts())
+        super().__init__(layer, tokens, slots, spans)
+        self.q, self.n_head = made.q * made.q.shape[-1] ** -0.5, layer.n_head
+        self.m2 = None if made.gate_vo is None else torch.sigmoid(made.gate_vo).unflatten(-1, (self.n_head, -1))
+
+    def scores(self, batch: int, rows: Tensor, head: int, slot: Tensor) -> tuple[Tensor, ...]:
+        return tuple(products(self.q[batch, rows, g], self.k[batch, :, g], slot) for g in self.branches(head))
+
+    def activate(self, h: tuple[Tensor, ...], exists: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return exists, *softmax(h[0], exists)
+
+    def readout_gate(self, batch: int, rows: Tensor, head: int, o: Tensor) -> Tensor:
+        return torch.ones_like(o) if self.m2 is None else self.m2[batch, rows, head]
+
+
+class DifferentialTrace(SoftmaxTrace):
+    """The difference of two softmax maps. The norm behind it is linear once a row's own size is known: it is part of m2."""
+
+    def __init__(self, layer: DifferentialAttention, tokens: Tokens, cache: Cache | None) -> None:
+        q, k, v = layer.project(tokens)
+        slots, spans = {"k": k, "v": v}, tokens.spans
+        if cache is not None:
+            slots, spans = cache.append(slots, tokens.x, tokens.counts())
+        Trace.__init__(self, layer, tokens, slots, spans)
+        self.q, self.n_head = q * q.shape[-1] ** -0.5, layer.n_head
+        self.strength, self.norm = layer.strength().to(q.dtype), layer.norm.to(q.dtype) * (1 - layer.lambda_init)
+
+    def branches(self, head: int) -> tuple[int, ...]:
+        return head, head + self.n_head
+
+    def activate(self, h: tuple[Tensor, ...], exists: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (rho, first), (_, second) = (softmax(part, exists) for part in h)
+        return exists, rho, first - self.strength * second
+
+    def readout_gate(self, batch: int, rows: Tensor, head: int, o: Tensor) -> Tensor:
+        return self.norm * torch.rsqrt(o.square().mean(-1, keepdim=True) + NORM_EPS)
+
+
+class PathTrace(SoftmaxTrace):
+    """PaTH: a key is turned by every token that comes after it; u is the key as the row sees it."""
+
+    def __init__(self, layer: PathAttention, tokens: Tokens, cache: Cache | None) -> None:
+        conv_inputs = layer.w_up(layer.w_down(tokens.x))
+        made: Turns = layer.turns(tokens, conv_inputs, None if cache is None else cache.history())
+        slots, spans = {"k": made.k, "v": made.v}, tokens.spans
+        if cache is not None:
+            slots, spans = cache.append(slots, conv_inputs, tokens.counts())  # what it holds is turned up to its newest token
+        Trace.__init__(self, layer, tokens, slots, spans)
+        self.q, self.n_head, self.m2 = made.q * made.q.shape[-1] ** -0.5, layer.n_head, None
+        self.turn_w, self.turn_beta = made.w, made.beta  # B T H K, B T H
+
+    def scores(self, batch: int, rows: Tensor, head: int, slot: Tensor) -> tuple[Tensor, ...]:
+        """Queries walk back through the tokens, turned by each they leave."""
+        k, shift = self.k[batch, :, head], int(self.position[batch, rows[0]] - rows[0])
+        q, own = self.q[batch, rows, head].clone(), self.position[batch, rows]
+        z = torch.zeros(slot.shape, dtype=q.dtype, device=q.device)
+        for column in range(slot.shape[1] - 1, -1, -1):
+            place = int(slot[0, column])
+            here = own >= place  # rows that have come this far back, or start here
+            z[:, column] = torch.where(here, q @ k[place], 0)
+            if place >= shift:
+                w, beta = self.turn_w[batch, place - shift, head], self.turn_beta[batch, place - shift, head]
+                q = torch.where(here[:, None], q - beta * (q @ w)[:, None] * w, q)
+        return (z,)
+
+    def addresses(self, batch: int, row: int, head: int, slot: Tensor) -> tuple[Tensor, ...]:
+        shift = int(self.position[batch, row] - row)
+        walked = torch.eye(self.k.shape[-1], dtype=self.q.dtype, device=self.q.device)  # H_t … H_{j+1}
+        u = []
+        for place in reversed(slot.tolist()):
+            u.append(walked @ self.k[batch, place, head])
+            if place >= shift:
+                w, beta = self.turn_w[batch, place - shift, head], self.turn_beta[batch, place - shift, head]
+                walked = walked - beta * torch.outer(walked @ w, w)
+        return (torch.stack(u[::-1]),)
+
+
+def products(q: Tensor, k: Tensor, slot: Tensor) -> Tensor:
+    """q · k (M N) of rows q (M K) and the keys (S K) of their slots; slots that do not exist give anything."""
+    first, last = int(slot.min().clamp(min=0)), int(slot.max()) + 1
+    return (q @ k[first:last].mT).gather(1, (slot - first).clamp(min=0))
+
+
+def softmax(z: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of exponentials (M 1), and the weights (M N)."""
+    z = z.masked_fill(~exists, float("-inf"))
+    return z.logsumexp(-1, keepdim=True).exp(), z.softmax(-1)
+
+
+ATTENTIONS: dict[type[nn.Module], Callable[[Any, Tokens, Cache | None], Trace]] = {
+    HyperGLU: HyperTrace,
+    SoftmaxAttention: SoftmaxTrace,
+    DifferentialAttention: DifferentialTrace,
+    PathAttention: PathTrace,
+}
