@@ -56,13 +56,26 @@ def test_the_authors_quick_start_runs_verbatim() -> None:
     assert run((ROOT / "tests" / "authors_quickstart.txt").read_text()) == "torch.Size([2, 128, 512])\n"
 
 
-def test_the_readme_is_short_and_its_tree_and_links_exist() -> None:
+def test_the_readme_is_short_and_its_links_exist() -> None:
     assert len(README.splitlines()) < 150
-    for target in re.findall(r"\]\(((?!http)[^)]+)\)", README):
-        assert (ROOT / target).exists(), target
-    tree = README.split("    src/hypermlp/\n")[1].split("\n\n")[0]
+    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for target in re.findall(r"\]\(((?!http)[^)#]+)[^)]*\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_tree_of_the_design_exists() -> None:
+    tree = (ROOT / "docs" / "design.md").read_text().split("    src/hypermlp/\n")[1].split("\n\n")[0]
     for name in re.findall(r"^ {6}(\S+)", tree, re.M):
         assert (ROOT / "src" / "hypermlp" / name).exists(), name
+
+
+def test_the_documents_promise_what_the_program_says() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "src" / "hypermlp" / "ops").rglob("*.py"))
+    ((how_long,),) = {tuple(re.findall(r"kernel into .*\(once, (about [a-z ]+)\)", sources))}
+    for name in ("README.md", "docs/design.md"):
+        assert how_long in (ROOT / name).read_text(), f"{name} should say that compiling takes {how_long}"
+    (pinned,) = re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert f"pip install torch=={pinned} --index-url https://download.pytorch.org/whl/cpu" in README
 
 
 def test_the_mixer_of_contributing_obeys_its_contract() -> None:
