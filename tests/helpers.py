@@ -215,3 +215,22 @@ def readout_weights(problem: Problem, impl: str = "dense", chunk: int | None = N
     B, S, H, _ = problem.v.shape
     unit = torch.eye(S, dtype=problem.v.dtype)[None, :, None].expand(B, S, H, S)
     return problem.replace(v=unit).mix(impl, chunk).transpose(1, 2)
+
+
+# The source of a mixer of a user's own, to be written to a file and named FILE.py:Mine.
+OWN_MIXER = """
+from torch import nn
+from hypermlp.cache import Keeps
+from hypermlp.mixers import Mixer
+
+class Mine(Mixer):
+    def __init__(self, width):
+        super().__init__()
+        self.width, self.proj = width, nn.Linear(width, width)
+
+    def keeps(self):
+        return Keeps()
+
+    def mix(self, tokens, cache):
+        return self.proj(tokens.x)
+"""

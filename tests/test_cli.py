@@ -15,7 +15,7 @@ from hypermlp.cli.app import DEBUG
 from hypermlp.errors import RunError
 from hypermlp.experiments.demo import make_plan
 from hypermlp.experiments.mad import Plan
-from hypermlp.provenance import write_json
+from hypermlp.files import write_json
 from hypermlp.report import demo as report_demo
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import json
-import os
 import platform
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +65,3 @@ def commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.stdout.strip()[:12] + ("+" if dirty.stdout.strip() else "")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` whole or not at all: a full disk or a kill leaves the old file as it was."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

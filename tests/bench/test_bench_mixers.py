@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 from typer.testing import CliRunner
 
+from helpers import OWN_MIXER
 from hypermlp.bench import memory
 from hypermlp.bench.contestants import Case, build, matched
 from hypermlp.cli import app
@@ -35,6 +36,22 @@ def test_every_mixer_is_checked_timed_and_recorded(tmp_path: Path) -> None:
         assert (abs(row["deviation"]) <= 0.01) == (row["note"] == "")
     assert [row["contestant"] for row in rows if row["state_bytes"] is None] == ["R-2!", "G-12!", "R-12!"]
     assert (tmp_path / "mixers.png").stat().st_size > 10_000
+
+
+def test_a_mixer_of_ones_own_takes_part_and_results_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN_MIXER)
+    name = f"{tmp_path / 'mine.py'}:Mine"
+    shape = ("--shape", "1,24,32", "--rounds", "1", "--threads", "1")
+    for _ in range(2):
+        done = bench_layer("--mixers", name, *shape, "--out", str(tmp_path / "out"))
+        assert done.exception is None, done.output
+        MIXERS.pop(name)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        *("mixers-2.json", "mixers-2.png", "mixers.json", "mixers.png")
+    ]
+    rows = json.loads((tmp_path / "out" / "mixers-2.json").read_text())["rows"]
+    assert rows[1]["contestant"] == name
+    assert rows[1]["training_extra_bytes"] >= 0
 
 
 def test_a_shape_wide_enough_gives_equal_parameters() -> None:

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
 from helpers import perturb
+from hypermlp.cli import app
 from hypermlp.data.corpus import Tokens
 from hypermlp.data.tokenizers import ByteTokenizer
 from hypermlp.evals import harness
@@ -25,7 +27,7 @@ from hypermlp.experiments.paper import BENCHMARKS, TABLE2
 from hypermlp.models.generate import generate
 from hypermlp.models.lm import LanguageModel, ModelConfig
 from hypermlp.models.saved import save_model
-from hypermlp.report.evals import show_eval, show_perplexity, show_summary
+from hypermlp.report.evals import model_names, show_eval, show_perplexity, show_summary
 
 QUESTIONS = [
     {"question": f"{i} and {j}", "choices": ["ab", "x y z", "12", "é"], "answer": (i * j) % 4}
@@ -140,6 +142,24 @@ def test_perplexity_is_shown_and_written(net: LanguageModel, tmp_path: Path) -> 
     assert made["bits per byte"] == pytest.approx(made["loss"] / math.log(2) * made["tokens"] / made["bytes"])
     assert json.loads((tmp_path / "p.json").read_text()) == json.loads(json.dumps(made))
     assert f"{made['perplexity']:.4f}" in console.file.getvalue()
+
+
+def test_models_of_one_name_keep_their_results_apart(net: LanguageModel, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_model(net, tmp_path / name / "model", ByteTokenizer().to_dict())
+    (tmp_path / "text.txt").write_text("one two three four five six\n" * 40)
+    models = [word for name in ("a", "b") for word in ("--model", str(tmp_path / name / "model"))]
+    options = ["--corpus", str(tmp_path / "text.txt"), "--out", str(tmp_path / "out")]
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["eval", *models, *options])
+        assert done.exit_code == 0, done.output
+    names = [f"{name}-model-perplexity{again}.json" for name in ("a", "b") for again in ("", "-2")]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
+    twice = CliRunner().invoke(app, ["eval", *models[:2], *models[:2], *options])
+    assert isinstance(twice.exception, ValueError)
+    assert "given more than once" in str(twice.exception)
+    odd = [Path("x/y-z"), Path("x-y/z"), Path("q/z")]
+    assert len(set(model_names(odd))) == 3
 
 
 def test_mistakes_are_told_before_anything_runs(net: LanguageModel) -> None:

@@ -209,7 +209,10 @@ def test_scores_follow_the_protocol() -> None:
         assert setting_score([blown, *grid, failed]) == score
         assert setting_score([blown, failed]) is None
         others = [record(protocol, "b", 0, 0.1, 1.0), record(protocol, "a", 1, 0.7, 1.0)]
-        assert task_scores([*grid, *others]) == {("m", "t"): [pytest.approx((score + 0.1) / 2), 0.7]}
+        # Seed 1 lacks setting b: a mean over a alone would not compare with seed 0's.
+        assert task_scores([*grid, *others]) == {("m", "t"): {0: pytest.approx((score + 0.1) / 2)}}
+        assert task_scores(grid, {"a": "t"}) == {("m", "t"): {0: score}}
+        assert task_scores(grid, {"a": "t", "b": "t", "c": "u"}) == {("m", "t"): {}, ("m", "u"): {}}
     with pytest.raises(ValueError, match="different protocols"):
         task_scores([record("clean", "a", 0, 1, 1), record("faithful", "a", 0, 1, 1)])
 
@@ -383,7 +386,8 @@ def test_the_terminal_shows_progress_and_accuracies(tmp_path: Path) -> None:
     assert str(tmp_path / "plan.json") in shown.replace("\n", "")
 
     console = Console(width=150, file=io.StringIO())
-    screen = Screen(console, lambda records: accuracies(records, ["softmax"], ["memorization"], "faithful"))
+    settings = {job.setting.key: "memorization"}
+    screen = Screen(console, lambda records: accuracies(records, ["softmax"], settings, "faithful"))
     running = Running(job, step=5, steps=10, metrics={"train_loss": 1.5})
     console.print(screen.render(Progress(3, (record,), (running,), 7300.0)))
     screen.done(record)

@@ -1,5 +1,6 @@
 """Runs in worker processes: what is finished stays finished, whatever happens."""
 
+import importlib
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hypermlp.errors import RunError
 from hypermlp.experiments.runs import Desk, Folder, Progress, load_state, run, save_state
 
 
@@ -120,6 +122,35 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.02)
 
 
+FRAGILE = """
+import os, signal
+from pathlib import Path
+if os.getpid() != {parent}:  # a worker, on its way to be ready
+    tries = Path(__file__).with_suffix(".tries")
+    tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+    if len(tries.read_text()) <= {deaths}:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def work(job, desk):
+    return {{}}
+"""
+
+
+@pytest.mark.parametrize("deaths", [2, 1000])
+def test_workers_that_die_before_they_are_ready_are_started_again_a_few_times(
+    deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"fragile_{deaths}.py").write_text(FRAGILE.format(deaths=deaths, parent=os.getpid()))
+    monkeypatch.syspath_prepend(tmp_path)
+    work = importlib.import_module(f"fragile_{deaths}").work
+    with Folder(tmp_path / "out") as folder:
+        if deaths < 3:
+            assert [r["error"] for r in run(folder, [Sum("a"), Sum("b")], work, workers=1)] == [None, None]
+        else:
+            with pytest.raises(RunError, match=r"4 in a row: the worker was ended by SIGKILL"):
+                run(folder, [Sum("a")], work, workers=1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_study_leaves_no_process_and_continues(number: signal.Signals, tmp_path: Path) -> None:
     script, out = tmp_path / "script.py", tmp_path / "out"
@@ -136,6 +167,8 @@ def test_a_stopped_study_leaves_no_process_and_continues(number: signal.Signals,
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
     assert errors.count("Traceback") == (number == signal.SIGINT)  # of the parent alone
+    assert errors.count("hypermlp: stopping, saving") == (number == signal.SIGINT)
+    assert ("1 of 2 runs are finished; the same command resumes" in errors) == (number == signal.SIGINT)
     wait_for(lambda: not session_alive(process.pid))
     with Folder(out) as folder:
         assert list(folder.records) == ["a"]
@@ -166,6 +199,8 @@ def session_alive(leader: int) -> bool:
         (b'{"key": "c", "error": null}', "abc", 0),  # whole but for its line end
         (b"\0\0\0\0", "ab", 1),
         (b'\xff{\n{"key": "c", "error": null}\n', "abc", 1),
+        (b'{"key": ["c"], "error": null}\n[1]\n', "ab", 2),
+        (b"[" * 200_000 + b"\n", "ab", 1),
     ],
 )
 def test_a_half_written_line_is_dropped_with_a_notice(

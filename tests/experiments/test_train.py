@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +14,17 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from hypermlp.data.tokenizers import ByteTokenizer
+from helpers import OWN_MIXER
+from hypermlp import notice
+from hypermlp.data.shards import prepare
+from hypermlp.data.text import find_source
+from hypermlp.data.tokenizers import ByteTokenizer, find_tokenizer
 from hypermlp.experiments.configs import CONFIGS, RunConfig, configure, count
 from hypermlp.experiments.generate import decode, open_model, write_text
 from hypermlp.experiments.plan import plan
 from hypermlp.experiments.train import start
+from hypermlp.mixers import MIXERS
+from hypermlp.report.page import write_report
 from hypermlp.report.train import show_plan, show_text, show_training
 from hypermlp.train.checkpoint import complete, newest, step_of
 from hypermlp.train.metrics import read_metrics
@@ -152,6 +160,9 @@ def test_a_used_folder_is_refused_and_a_run_resumed_exactly(tmp_path: Path, corp
         run(tmp_path / "run", corpus, decay)
     with pytest.raises(ValueError, match=r"model.depth was 1, not 2; train.lr was 0.003, not 0.1"):
         run(tmp_path / "run", corpus, decay, "model.depth=2", "train.lr=0.1", resume=True)
+    with pytest.raises(ValueError, match="nothing holds no training run to resume"):
+        run(tmp_path / "nothing", corpus, resume=True)
+    assert not (tmp_path / "nothing").exists()
     with pytest.raises(ValueError, match=r"train.steps was 6, not 5"):
         run(tmp_path / "run", corpus, decay, "train.steps=5", resume=True)
     assert run(tmp_path / "run", corpus, decay, "train.steps=9", "train.keep=3", resume=True)
@@ -161,6 +172,62 @@ def test_a_used_folder_is_refused_and_a_run_resumed_exactly(tmp_path: Path, corp
     (tmp_path / "other" / "thesis.txt").write_text("")
     with pytest.raises(ValueError, match="holds other files"):
         run(tmp_path / "other", corpus)
+
+
+def test_more_steps_with_the_cosine_as_it_was(tmp_path: Path, corpus: str, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path / "run", corpus)
+    with pytest.raises(ValueError, match=r"train.decay was None, not 7"):
+        run(tmp_path / "run", corpus, "train.steps=8", "train.decay=7", resume=True)
+    with caplog.at_level("INFO", notice.logger.name):
+        start(configure("tiny", [*SMALL, corpus, "train.steps=8"]), tmp_path / "run", resume=True).lock.close()
+    (advice,) = re.findall(r"train\.decay=\d+", caplog.text)
+    shutil.rmtree(tmp_path / "run")
+    run(tmp_path / "run", corpus)
+    assert run(tmp_path / "run", corpus, "train.steps=8", advice, resume=True)
+    rates = [record["lr"] for record in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert rates[6] == rates[7] == pytest.approx(0.1 * 3e-3)
+
+
+def test_the_vocabulary_follows_the_corpus_unless_given(tmp_path: Path, corpus: str) -> None:
+    source = find_source(corpus.removeprefix("data.corpus="))
+    prepared = prepare(source, tmp_path / "prepared", find_tokenizer("bpe:300", source))
+    change = f"data.corpus={tmp_path / 'prepared'}"
+    assert configure("tiny", [change]).model.vocabulary == prepared.tokenizer.vocabulary == 300
+    assert configure("tiny", [change, "model.vocabulary=512"]).model.vocabulary == 512
+    assert configure("tiny", [corpus]).model.vocabulary == 257
+    assert configure("tiny", [corpus, "data.tokenizer=bpe:280"]).model.vocabulary == 280
+    assert configure("nanogpt-owt2", [change]).model.vocabulary == 300
+    softmax = configure("tiny", [change, "model.mixer=softmax"]).model
+    assert count(softmax) == pytest.approx(count(configure("tiny", [change]).model), rel=0.005)
+    assert run(tmp_path / "run", change)
+
+
+def test_a_rounded_up_vocabulary_stays(tmp_path: Path, corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounded = RunConfig.from_dict(
+        {**CONFIGS["tiny"].to_dict(), "model": CONFIGS["tiny"].model.replace(vocabulary=320).to_dict()}
+    )
+    monkeypatch.setitem(CONFIGS, "rounded", rounded)
+    assert configure("rounded", [corpus]).model.vocabulary == 320
+    assert configure("rounded", [corpus, "data.tokenizer=bpe:330"]).model.vocabulary == 330
+
+
+def test_a_mixer_of_ones_own_is_trained_resumed_and_used(tmp_path: Path, corpus: str) -> None:
+    (tmp_path / "mine.py").write_text(OWN_MIXER)
+    name = f"{tmp_path / 'mine.py'}:Mine"
+    try:
+        run(tmp_path / "run", corpus, f"model.mixer={name}", "train.decay=9")
+        assert run(tmp_path / "run", corpus, f"model.mixer={name}", "train.decay=9", "train.steps=7", resume=True)
+        assert open_model(tmp_path / "run")[0].config.mixer == name
+        saved = json.loads((tmp_path / "run" / "run.json").read_text())
+        assert list(saved["own"]) == [name]
+        (tmp_path / "run" / "run.json").write_text(json.dumps({**saved, "own": {name: "other code"}}))
+        with pytest.raises(ValueError, match=r"own.* was 'other code'"):
+            run(tmp_path / "run", corpus, f"model.mixer={name}", "train.decay=9", "train.steps=8", resume=True)
+    finally:
+        del MIXERS[name]
+    with pytest.raises(ValueError, match="somebody's own code"):
+        open_model(tmp_path / "run" / "model")
+    assert name in write_report(tmp_path / "run").read_text()
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path, corpus: str) -> None:
@@ -195,6 +262,8 @@ def test_sigterm_saves_and_ends_and_the_run_goes_on_exactly(tmp_path: Path, corp
 import sys, time
 from pathlib import Path
 from rich.console import Console
+from hypermlp.mixers import MIXERS
+from hypermlp.report.page import write_report
 from hypermlp.report.train import show_training
 from hypermlp.train.language import Training
 update = Training.update
@@ -203,16 +272,19 @@ show_training(Console(), "tiny", sys.argv[2:], out=Path(sys.argv[1]))
 """
     out = tmp_path / "run"
     arguments = [sys.executable, "-c", code, str(out), *SMALL, *changes]
-    child = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     while len(read_metrics(out / "metrics.jsonl")) < 3:
         assert child.poll() is None
         time.sleep(0.02)
     child.send_signal(signal.SIGTERM)
-    shown, _ = child.communicate()
+    shown, errors = child.communicate()
     assert child.returncode == 0
     (saved,) = complete(out / "checkpoints")
     assert 3 <= step_of(saved) < 40
     assert f"Stopped after step {step_of(saved)}" in shown
+    assert "--resume" in shown
+    assert "hypermlp: stopping, saving a checkpoint" in errors
     assert run(out, *changes, resume=True)
     assert tensors(out) == tensors(tmp_path / "whole")
 
@@ -223,6 +295,8 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path, corpus: str) -> Non
 import sys
 from pathlib import Path
 from rich.console import Console
+from hypermlp.mixers import MIXERS
+from hypermlp.report.page import write_report
 from hypermlp.report.train import show_training
 show_training(Console(), "tiny", sys.argv[2:], out=Path(sys.argv[1]))
 """
@@ -280,7 +354,7 @@ def test_text_comes_in_whole_characters() -> None:
     assert "".join(decode(tokenizer, broken)) == tokenizer.decode(list(broken))
 
 
-def test_text_from_a_run_or_a_model_and_from_nothing(tmp_path: Path, corpus: str) -> None:
+def test_text_from_a_run_or_a_model_and_from_nothing(tmp_path: Path, corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path / "run", corpus)
     texts = []
     for folder in (tmp_path / "run", tmp_path / "run" / "model"):
@@ -288,5 +362,11 @@ def test_text_from_a_run_or_a_model_and_from_nothing(tmp_path: Path, corpus: str
         texts.append("".join(write_text(model, tokenizer, "7 sq", 12, seed=3)))
     assert texts[0] == texts[1]
     assert texts[0]
+    monkeypatch.chdir(tmp_path)
+    for name in ("bytes", "bpe:300"):  # a folder may have the name of a tokenizer
+        shutil.copytree(tmp_path / "run" / "model", name)
+        source = find_source(corpus.removeprefix("data.corpus="))
+        find_tokenizer("bpe:300", source).save(Path(name) / "tokenizer.json")
+        assert open_model(Path(name))[1].vocabulary == 300
     with pytest.raises(ValueError, match="neither a saved model"):
         open_model(tmp_path)

@@ -72,6 +72,25 @@ def test_a_seed_counts_where_nothing_of_it_is_missing(tmp_path: Path) -> None:
     assert study.values("S", AVERAGE) == {1: pytest.approx((45.5 + 51) / 2)}
 
 
+def test_trained_models_of_other_sizes_are_not_merged(tmp_path: Path) -> None:
+    losses = {"a": 3.0, "b": 2.5, "c": 2.0}
+    changes: dict[str, dict[str, object]] = {"a": {}, "b": {"inner": 64}, "c": {"size": 8}}
+    for name, change in changes.items():
+        model = ModelConfig(vocabulary=32, width=16, depth=1, length=16, inner=48).replace(**change)
+        config = {"model": model.to_dict(), "data": {"context": 16}, "train": {"batch": 2, "seed": 0}}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"config": config, "starts": []}))
+        point = {"step": 1, "loss": 4.0, "validation": losses[name], "tokens_per_second": 10.0}
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(point) + "\n")
+    (study,) = read_studies(tmp_path)
+    found = {mixer: study.values(mixer, LOSS)[0] for mixer in study.mixers}
+    assert found == {
+        "G-cg-q-12o (inner=48)": 3.0,
+        "G-cg-q-12o (inner=64)": 2.5,
+        "G-cg-q-12o (inner=48, size=8)": 2.0,
+    }
+
+
 def test_the_protocol_picks_the_learning_rate(tmp_path: Path) -> None:
     metrics = [{"accuracy": 0.9, "validation_loss": 2.0, "loss": 1}, {"accuracy": 0.6, "validation_loss": 1.0, "loss": 1}]
     records = [mad("S", "compression", 0, lr=lr, metrics=m) for lr, m in zip((1e-3, 1e-4), metrics, strict=True)]

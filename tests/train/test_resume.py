@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypermlp.models.saved import load_model, weights
 from hypermlp.train.checkpoint import COMPLETE, Checkpoints, complete, export, load_checkpoint, newest, step_of
 from hypermlp.train.distributed import World
 from hypermlp.train.language import Training
-from hypermlp.train.metrics import read_metrics
+from hypermlp.train.metrics import Metrics, read_metrics
 
 
 def written(folder: Path) -> dict[str, object]:
@@ -77,6 +78,36 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(
     assert f"{last} is damaged" in caplog.text
     go_on(tmp_path / "run")
     assert written(tmp_path / "run") == written(tmp_path / "whole")
+
+
+def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    """A copy under another name, a link and a file beside the checkpoints block neither resuming nor pruning."""
+    go_on(tmp_path / "whole")
+    folder = tmp_path / "run" / "checkpoints"
+    go_on(tmp_path / "run", until=2)
+    shutil.copytree(folder / "step-00000002", folder / "step-00000002-backup")
+    (folder / "step-best").symlink_to("step-00000002")
+    (folder / "step-00000001").symlink_to("step-00000002")
+    (folder / "step-00000004").symlink_to("elsewhere")  # in the way of a checkpoint to come
+    (folder / "step-99999999").write_text("")
+    assert newest(folder) == folder / "step-00000002"
+    go_on(tmp_path / "run")
+    assert written(tmp_path / "run") == written(tmp_path / "whole")
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == [*("step-00000001", "step-00000002-backup", "step-00000006", "step-00000008", "step-99999999", "step-best")]
+
+
+@pytest.mark.parametrize("line", [b'{"step": "x", "loss": 1}', b'{"step": 2, "loss": []}', b"[" * 200_000, b"3", b'{"ste'])
+def test_a_damaged_line_of_metrics_is_dropped_with_a_notice(
+    line: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "loss": 2.5, "sample": "a"}\n' + line + b"\n")
+    with caplog.at_level("INFO", notice.logger.name):
+        assert [record["step"] for record in read_metrics(path)] == [1]
+    assert "dropped 1 damaged line" in caplog.text
+    Metrics(tmp_path, 1).close()
+    assert path.read_bytes().count(b"\n") == 1
 
 
 def test_leftovers_of_a_kill_are_swept_away(tmp_path: Path) -> None:

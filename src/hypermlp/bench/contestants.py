@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hypermlp.bench import flops
 from hypermlp.config import AttnKind, HyperGLUConfig
 from hypermlp.errors import RunError
-from hypermlp.mixers import HyperGLU, HyperMLP, Mixer, SoftmaxAttention, build_mixer
+from hypermlp.mixers import HyperGLU, HyperMLP, Mixer, SoftmaxAttention, build_mixer, own
 from hypermlp.models.budget import match
 from hypermlp.models.lm import count_parameters
 
@@ -130,7 +130,11 @@ def build_softmax(case: Case, heads: int, fused: bool) -> Contestant:
 
 
 def build_named(case: Case) -> Contestant:
-    """A mixer by its registered name or its label. The oracle of those without a dense implementation is their decoding."""
+    """A mixer by its registered name or label, or one of the user's own.
+
+    The oracle of those without a dense implementation is their decoding.
+    """
+    own.adopt([case.name])
     layer = build_mixer(case.name, case.width, case.time, case.size)
     if isinstance(layer, HyperGLU):
         return Contestant(
@@ -192,7 +196,7 @@ BASELINE = "softmax sdpa 2 heads"
 
 
 def build(case: Case) -> Contestant:
-    """A contestant, or any mixer by its registered name or label."""
+    """A contestant, or any mixer by name (build_named)."""
     torch.manual_seed(0)
     return CONTESTANTS.get(case.name, build_named)(case)
 
@@ -200,6 +204,7 @@ def build(case: Case) -> Contestant:
 def matched(case: Case) -> Case:
     """The same with as many parameters as softmax attention, or a note that says why not."""
     mixer = case.name.split()[0] if case.name in CONTESTANTS else case.name
+    own.adopt([mixer])
     found = match("hyperglu" if mixer == "authors" else mixer, case.width, case.time)
     return replace(case, size=found.size, note=found.note)
 

@@ -18,8 +18,8 @@ def main() -> None:
     """Entry point: a user's mistake ends in one line, a defect of ours (and with --debug everything) in a traceback."""
     try:
         app(prog_name="hypermlp")
-    except KeyboardInterrupt:
-        print("hypermlp: stopped", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"hypermlp: stopped: {error}".removesuffix(": "), file=sys.stderr)
         raise SystemExit(130) from None
     except (ValueError, OSError, ImportError, RunError) as error:
         if os.environ.get(DEBUG):

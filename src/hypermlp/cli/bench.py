@@ -27,7 +27,8 @@ def bench_layer(
     mixers: Annotated[
         str | None,
         typer.Option(
-            help="Instead: names, labels and groups (core, labels, rivals, all) with commas between them, at equal parameters."
+            help="Instead: names, labels, groups (core, labels, rivals, all), mixers of your own (FILE.py:CLASS), with commas "
+            "between them, at equal parameters."
         ),
     ] = None,
     only: Annotated[

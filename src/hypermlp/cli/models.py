@@ -9,20 +9,21 @@ import typer
 from rich.console import Console
 
 from hypermlp.cli.app import app
-from hypermlp.cli.options import Workers
+from hypermlp.cli.options import OwnMixers, Workers
 
 
 @app.command()
 def train(
     name: Annotated[str, typer.Argument(help="tiny (minutes on two cores), nanogpt-owt2, 340m-15b or 1.3b-100b.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Fields to change, such as model.mixer=softmax train.steps=100.")
+        list[str] | None,
+        typer.Argument(help="Fields to change: model.mixer=softmax train.steps=100; a mixer of your own is FILE.py:CLASS."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the plan: parameters, tokens, operations, memory, time.")
     ] = False,
     processes: Annotated[int, typer.Option(min=1, help="For --dry-run: how many there would be.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest undamaged checkpoint in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out from its newest checkpoint.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME.")] = None,
 ) -> None:
     """Train a language model. On several processes: torchrun --nproc-per-node N --no-python hypermlp train NAME …"""
@@ -46,10 +47,13 @@ def generate(
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest.")] = None,
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest that make up this share.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    own: OwnMixers = None,
 ) -> None:
     """Let a trained model write, token by token."""
+    from hypermlp.mixers.own import adopt
     from hypermlp.report.train import show_text
 
+    adopt(own or ())
     show_text(Console(), model, prompt, count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
 
 
@@ -64,21 +68,23 @@ def evaluate(
     include: Annotated[Path | None, typer.Option(help="A folder with task files of your own.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task, for a trial.")] = None,
     size: Annotated[str | None, typer.Option(help="Put the paper's models of this size (340M, 1.3B) beside.")] = None,
+    own: OwnMixers = None,
     out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/eval"),
 ) -> None:
     """Perplexity on a text, or the paper's benchmarks; with several models or --size, ranks and first places as in Table 2."""
     from hypermlp.evals.harness import scores
-    from hypermlp.report.evals import show_eval, show_perplexity, show_summary
+    from hypermlp.mixers.own import adopt
+    from hypermlp.report.evals import model_names, show_eval, show_perplexity, show_summary
 
+    adopt(own or ())
     console, found = Console(), {}
-    for folder in model:
+    for folder, name in zip(model, model_names(model), strict=True):
         if tasks is None:
-            show_perplexity(console, folder, corpus, out=out / f"{folder.name}-perplexity.json")
+            show_perplexity(console, folder, corpus, out=out / f"{name}-perplexity.json", title=name)
             continue
-        result = show_eval(
-            console, folder, tasks.split(","), out=out / f"{folder.name}-tasks.json", include=include, limit=limit
-        )
-        found[folder.name] = scores(result)
+        numbers = out / f"{name}-tasks.json"
+        result = show_eval(console, folder, tasks.split(","), out=numbers, title=name, include=include, limit=limit)
+        found[name] = scores(result)
     if found and (len(found) > 1 or size is not None):
         show_summary(console, found, size)
 
@@ -87,10 +93,13 @@ def evaluate(
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
     out: Annotated[Path, typer.Argument(help="Folder for config.json, model.safetensors and the tokenizer.")],
+    own: OwnMixers = None,
 ) -> None:
     """Save the newest checkpoint as a model that this package and Hugging Face's Auto classes load."""
+    from hypermlp.mixers.own import adopt
     from hypermlp.train.checkpoint import export_newest
 
+    adopt(own or ())
     Console().print(f"{export_newest(run, out)} → {out}")
 
 

@@ -15,6 +15,10 @@ MixersOption = Annotated[
         help="Names, labels, groups (core, labels, rivals, all), mixers of your own (FILE.py:CLASS), with commas between them.",
     ),
 ]
+OwnMixers = Annotated[
+    list[str] | None,
+    typer.Option("--own", help="A mixer of your own that the model is made of, FILE.py:CLASS; the file is executed."),
+]
 Seeds = Annotated[int, typer.Option(min=1, help="Runs of each, with other weights and data.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes at work at once. Default: one a core.")]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hypermlp.config import choose_from
 from hypermlp.data.text import Source, find_source
 from hypermlp.data.tokenizers import ByteTokenizer, Tokenizer, tokenizer_from_dict
+from hypermlp.files import file_sha256
 
 SplitName = Literal["train", "validation"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation")
@@ -130,7 +131,7 @@ def check_shard(path: Path, shard: dict[str, Any], whole: bool) -> None:
     size = path.stat().st_size
     if size != shard["bytes"]:
         raise ValueError(f"the shard {path} has {size} bytes where {shard['bytes']} were written; {REMEDY}")
-    if edge_checksum(path) != shard["edges"] or (whole and file_checksum(path) != shard["sha256"]):
+    if edge_checksum(path) != shard["edges"] or (whole and file_sha256(path) != shard["sha256"]):
         raise ValueError(f"the shard {path} was altered after it was written; {REMEDY}")
 
 
@@ -139,11 +140,3 @@ def edge_checksum(path: Path) -> str:
         head = file.read(EDGE)
         file.seek(max(path.stat().st_size - EDGE, 0))
         return hashlib.sha256(head + file.read()).hexdigest()
-
-
-def file_checksum(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -29,6 +29,7 @@ from hypermlp.data.corpus import INDEX, SPLITS, TOKENIZER, Corpus, SplitName, ed
 from hypermlp.data.text import Part, Source, read
 from hypermlp.data.tokenizers import Tokenizer, tokenizer_from_dict
 from hypermlp.errors import RunError
+from hypermlp.files import write_whole
 
 UNFINISHED = ".unfinished"  # what is only needed until the index is written
 PLAN = "plan.json"
@@ -265,19 +266,6 @@ class Shard:
             "edges": edges,
             "sha256": self.digest.hexdigest(),
         }
-
-
-def write_whole(path: Path, data: bytes, folder: Path) -> None:
-    """Write a file whole or not at all, by way of a temporary one in `folder`."""
-    temporary = folder / uuid.uuid4().hex
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            settle(file)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def settle(file: BinaryIO) -> None:

@@ -135,12 +135,17 @@ def find_tokenizer(name: str, source: Source | None = None, end: str | None = No
     if kind == "bpe" and size.isdigit() and source is not None:
         return train_bpe(source.sample(BPE_SAMPLE), int(size))
     path = Path(name)
-    if path.is_dir():
-        path = path / "tokenizer.json"
-    if not path.is_file():
+    if not (path / "tokenizer.json" if path.is_dir() else path).is_file():
         raise ValueError(
             f"tokenizer ({name}) must be 'bytes', 'bpe:' and a size such as 'bpe:4096', or the path of a tokenizer.json"
         )
+    return read_tokenizer(path, end)
+
+
+def read_tokenizer(path: Path, end: str | None = None) -> Tokenizer:
+    """The tokenizer of a file, or of the tokenizer.json in a folder, whatever their names."""
+    if path.is_dir():
+        path = path / "tokenizer.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -7,13 +7,19 @@ import types
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
 from hypermlp import notice
+from hypermlp.data.corpus import INDEX, read_index
+from hypermlp.data.tokenizers import find_tokenizer
+from hypermlp.mixers import own
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, match_inner_width
 from hypermlp.train.language import TrainConfig
+
+PADDING = 64  # a vocabulary may be rounded up to a multiple of this, for the sake of matrix products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +126,9 @@ CONFIGS: dict[str, RunConfig] = {
 def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
     """The named configuration, with fields changed.
 
-    What follows from a changed field follows it, unless it is given too: model.length a new context, model.inner a new width,
-    and, so that models stay equal in parameters, model.inner a new mixer.
+    What follows from a changed field follows it, unless it is given too: model.length a new context, model.vocabulary a new
+    corpus or tokenizer, model.inner a new width, and, so that models stay equal in parameters, model.inner a new mixer.
+    A mixer of the user's own, FILE.py:CLASS, is imported here and registered.
 
     >>> configure("tiny", ["train.steps=100", "data.context=128"]).model.length
     128
@@ -129,6 +136,9 @@ def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
     if name not in CONFIGS:
         raise ValueError(f"unknown configuration {name!r}; known are {', '.join(CONFIGS)}")
     changes = dict(map(parse_override, overrides))
+    follow_tokenizer(CONFIGS[name], changes)
+    mixers = changes.get("model.mixer", ())
+    own.adopt([mixers] if isinstance(mixers, str) else mixers)
     found = apply(CONFIGS[name], changes)
     if "model.mixer" in changes and not changes.keys() & {"model.inner", "model.size"}:
         mixer = changes.pop("model.mixer")
@@ -141,6 +151,33 @@ def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
                 f"{count(model):,} and {count(reference):,}"
             )
     return found
+
+
+def follow_tokenizer(config: RunConfig, changes: dict[str, Any]) -> None:
+    """Add the vocabulary of a changed corpus or tokenizer to the changes, unless they have one.
+
+    A configuration's own stays where it is the tokenizer's, rounded up.
+    """
+    if "model.vocabulary" in changes or not changes.keys() & {"data.corpus", "data.tokenizer"}:
+        return
+    corpus, tokenizer = (changes.get(f"data.{name}", getattr(config.data, name)) for name in ("corpus", "tokenizer"))
+    needed = find_vocabulary(corpus, tokenizer)
+    if needed is not None and not needed <= config.model.vocabulary < needed + PADDING:
+        changes["model.vocabulary"] = needed
+        notice.once(f"model.vocabulary={needed} (not {config.model.vocabulary}): as many tokens as the tokenizer has")
+
+
+def find_vocabulary(corpus: str, tokenizer: str | None) -> int | None:
+    """How many tokens a prepared corpus or a tokenizer has; None if that cannot be known before the run starts."""
+    if (Path(corpus) / INDEX).is_file():
+        return read_index(Path(corpus))["tokenizer"]["vocabulary"]
+    kind, _, size = (tokenizer or "bytes").partition(":")
+    if kind == "bpe" and size.isdigit():
+        return int(size)
+    try:
+        return find_tokenizer(tokenizer or "bytes").vocabulary
+    except ValueError:
+        return None  # start() says why
 
 
 def apply(config: RunConfig, changes: dict[str, Any]) -> RunConfig:

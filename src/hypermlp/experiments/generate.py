@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from hypermlp.data.tokenizers import Tokenizer, find_tokenizer
+from hypermlp.data.tokenizers import Tokenizer, read_tokenizer
 from hypermlp.models.generate import stream
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import CONFIG, TOKENIZER, load_model
@@ -23,7 +23,7 @@ def open_model(folder: Path) -> tuple[LanguageModel, Tokenizer]:
     if not (source / TOKENIZER).is_file():
         raise ValueError(f"{source} has no {TOKENIZER}, which turns text into tokens")
     model = load_model(source) if saved else load_checkpoint(source)
-    return model.eval(), find_tokenizer(str(source))
+    return model.eval(), read_tokenizer(source)
 
 
 def write_text(

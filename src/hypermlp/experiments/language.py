@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from hypermlp.config import choose_from
 from hypermlp.data.corpus import Corpus, SplitName, open_corpus, read_corpus
 from hypermlp.data.packing import Batches
-from hypermlp.experiments import own, runs
+from hypermlp.experiments import runs
 from hypermlp.experiments.runs import Desk, Folder, Progress, Record
-from hypermlp.mixers import build_mixer
+from hypermlp.mixers import build_mixer, own
 from hypermlp.models.budget import MatchedModel, match_models
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters
 from hypermlp.train.resumable import Recipe, Training, next_token_loss

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from statistics import mean
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from hypermlp.config import choose_from
 from hypermlp.data.mad import SEED, TASKS, Setting, Split, clean_targets, generate, settings
 from hypermlp.evals.mad import evaluate
-from hypermlp.experiments import own, runs
+from hypermlp.experiments import runs
 from hypermlp.experiments.runs import Desk, Folder, Progress, Record
-from hypermlp.mixers import build_mixer
+from hypermlp.mixers import build_mixer, own
 from hypermlp.models.budget import MatchedModel, match_models
 from hypermlp.models.lm import count_parameters
 from hypermlp.models.mad import build_model, published_inner
@@ -412,17 +412,35 @@ def setting_score(records: Iterable[Record]) -> float | None:
     return min((record["metrics"]["validation_loss"], record["metrics"]["accuracy"]) for record in scored)[1]
 
 
-def task_scores(records: Sequence[Record]) -> dict[tuple[str, str], list[float]]:
-    """(mixer, task) → a score for every seed: the mean over the settings that have one."""
+Scores = dict[tuple[str, str], dict[int, float]]  # (mixer, task) → seed → score
+
+
+def task_scores(records: Sequence[Record], settings: Mapping[str, str] | None = None) -> Scores:
+    """The mean over a task's settings, for the seeds of which all have a score.
+
+    settings: setting → task, of all that belong to the study; by default those that the records have. So all scores of a task
+    are means over the same settings, and an unfinished seed has none.
+    """
     protocols = {record["protocol"] for record in records}
     if len(protocols) > 1:
         raise ValueError(f"records of different protocols ({', '.join(sorted(protocols))}) cannot be compared")
-    groups: dict[tuple[str, str], dict[int, dict[str, list[Record]]]] = {}
+    if settings is None:
+        settings = {record["setting"]: record["task"] for record in records}
+    groups: dict[tuple[str, str], dict[int, list[Record]]] = {}
     for record in records:
-        seeds = groups.setdefault((record["mixer"], record["task"]), {})
-        seeds.setdefault(record["seed"], {}).setdefault(record["setting"], []).append(record)
+        groups.setdefault((record["mixer"], record["setting"]), {}).setdefault(record["seed"], []).append(record)
     found = {}
-    for cell, by_seed in groups.items():
-        scores = [[setting_score(group) for group in by_setting.values()] for _, by_setting in sorted(by_seed.items())]
-        found[cell] = [mean(present) for row in scores if (present := [score for score in row if score is not None])]
+    for mixer in dict.fromkeys(record["mixer"] for record in records):
+        for task in dict.fromkeys(settings.values()):
+            columns = []
+            for setting in (key for key, its in settings.items() if its == task):
+                scores = {seed: setting_score(group) for seed, group in groups.get((mixer, setting), {}).items()}
+                columns.append({seed: score for seed, score in scores.items() if score is not None})
+            found[mixer, task] = common_mean(columns)
     return found
+
+
+def common_mean(columns: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Seed → mean over the columns, for the seeds that all of them have."""
+    common = set.intersection(*map(set, columns)) if columns else set()
+    return {seed: fmean(column[seed] for column in columns) for seed in sorted(common)}

@@ -37,10 +37,12 @@ import torch
 
 from hypermlp import notice
 from hypermlp.errors import RunError
-from hypermlp.provenance import provenance, write_json, write_whole
+from hypermlp.files import Record as Record
+from hypermlp.files import read_json, read_json_lines, write_json, write_whole
+from hypermlp.provenance import provenance
 
-Record = dict[str, Any]
 PATIENCE = 30.0  # seconds that workers have to save where they are when the study stops
+STARTS = 4  # workers in a row that may die before they are ready
 
 
 class Job(Protocol):
@@ -72,7 +74,7 @@ class Folder:
         for leftover in self.checkpoints.glob(".*"):
             leftover.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
-            self.plan = json.loads((self.path / "plan.json").read_text())["plan"]
+            self.plan = read_json(self.path / "plan.json")["plan"]
         self.records = self._repair()
         return self
 
@@ -91,7 +93,7 @@ class Folder:
     def begin(self, plan: dict[str, Any]) -> None:
         """Write down what is run, and by whom. What the plan said before must not change; it may grow."""
         path = self.path / "plan.json"
-        starts = json.loads(path.read_text())["starts"] if path.exists() else []
+        starts = read_json(path)["starts"] if path.exists() else []
         self.plan = merge(self.plan, json.loads(json.dumps(plan)), str(self.path))
         self.start = len(starts)
         write_json(path, {"plan": self.plan, "starts": [*starts, provenance()]})
@@ -135,16 +137,7 @@ def lock(folder: Path) -> TextIO:
 
 def read_lines(path: Path) -> tuple[list[Record], int]:
     """The records of a runs.jsonl in order, and how many lines are no records."""
-    records, dropped = [], 0
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            record = json.loads(line)
-            record["key"]
-        except (ValueError, TypeError, KeyError):
-            dropped += 1
-        else:
-            records.append(record)
-    return records, dropped
+    return read_json_lines(path, lambda record: isinstance(record.get("key"), str))
 
 
 def to_line(record: Record) -> str:
@@ -356,7 +349,7 @@ def run(
     if workers is not None and workers < 1:
         raise ValueError(f"workers ({workers}) must be at least 1")
     pool = Pool(folder, jobs, work, workers or cores(), retry_failed, checkpoint_seconds, done)
-    with stop_signals() as signals:
+    with stop_signals("stopping, saving the runs at work …; once more: stop at once") as signals:
         try:
             while pool.todo or pool.workers:
                 pool.turn(stop=len(signals) > 0)
@@ -367,8 +360,11 @@ def run(
             for worker in pool.workers:
                 worker.process.kill()
                 worker.process.join()
+        if pool.failure is not None:
+            raise pool.failure
         if signals:
-            raise KeyboardInterrupt
+            finished = sum(job.key in folder.records for job in jobs)
+            raise KeyboardInterrupt(f"{finished} of {len(jobs)} runs are finished; the same command resumes the others")
     return [folder.records[job.key] for job in jobs]
 
 
@@ -394,6 +390,8 @@ class Pool:
         self.began = time.monotonic()
         self.worked = 0.0  # cost of what this process has done
         self.stopping: float | None = None  # since when
+        self.failure: Exception | None = None  # why all of it stops
+        self.lost_starts = 0  # workers in a row that died before they were ready
 
     def _open(self, job: Job, retry_failed: bool) -> bool:
         records = self.folder.records
@@ -403,7 +401,7 @@ class Pool:
 
     def turn(self, stop: bool) -> None:
         """Listen to the workers for a moment, and give work to those that have none."""
-        if stop and self.stopping is None:
+        if (stop or self.failure is not None) and self.stopping is None:
             self.stopping = time.monotonic()
             self.todo.clear()
             for worker in self.workers:
@@ -423,7 +421,7 @@ class Pool:
         if kind == "notice":
             notice.once(value)
         elif kind == "disk":
-            raise OSError(f"{value}; finished runs are safe: make room and start again, it continues from there")
+            self.failure = OSError(f"{value}; finished runs are safe: make room and start again, it continues from there")
         elif kind == "step" and worker.run is not None:
             run, (step, steps, metrics) = worker.run, value
             if not run.steps:
@@ -435,8 +433,9 @@ class Pool:
             self.worked += 0.0 if worker.run.steps else job.cost
             self._finish(worker, {"error": None, **value})
             self.folder.checkpoint(job.key).unlink(missing_ok=True)
+        if kind == "ready":
+            worker.ready, self.lost_starts = True, 0
         if kind in ("ready", "done", "failed") and not worker.dismissed:
-            worker.ready = True
             worker.take(self.todo.popleft() if self.todo else None)
 
     def _finish(self, worker: Worker, outcome: Record) -> None:
@@ -453,7 +452,9 @@ class Pool:
         if worker.dismissed:
             return
         if not worker.ready:
-            raise RunError(f"workers cannot be started: {how}; see its message above")
+            self.lost_starts += 1
+            if self.lost_starts >= STARTS:
+                self.failure = RunError(f"workers cannot be started, {STARTS} in a row: {how}; see its message above")
         if worker.run is not None:
             self._finish(worker, {"error": how, "traceback": None})  # its checkpoint stays, for a second try
 
@@ -475,13 +476,23 @@ def cores() -> int:
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM in a list instead of dying of them in the middle of a line."""
+def stop_signals(message: str | None = None) -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM in a list instead of dying of them in the middle of a line.
+
+    message: printed on stderr at the first of them, at once.
+    """
     signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield signals  # only the main thread can handle signals
         return
-    before = {number: signal.signal(number, lambda n, frame: signals.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def collect(number: int, frame: Any) -> None:
+        signals.append(number)
+        if message is not None and len(signals) == 1:
+            with contextlib.suppress(OSError, RuntimeError):  # a closed terminal; or stderr was being written to
+                print(f"hypermlp: {message}", file=sys.stderr, flush=True)
+
+    before = {number: signal.signal(number, collect) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield signals
     finally:

@@ -27,9 +27,11 @@ from hypermlp.data.tokenizers import find_tokenizer
 from hypermlp.experiments.configs import DataConfig, RunConfig, count
 from hypermlp.experiments.generate import write_text
 from hypermlp.experiments.runs import lock, stop_signals
+from hypermlp.files import read_json, write_json
+from hypermlp.mixers import own
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import CONFIG, MODEL_TYPE, TOKENIZER
-from hypermlp.provenance import provenance, write_json
+from hypermlp.provenance import provenance
 from hypermlp.train.checkpoint import Checkpoints, export, newest
 from hypermlp.train.distributed import World
 from hypermlp.train.language import Pass, Step, Training, train
@@ -68,7 +70,7 @@ class Run:
         """Train; SIGTERM and Ctrl-C end it after the step it is at, with a checkpoint."""
         metrics = Metrics(self.out, self.training.step) if self.world.main else None
         try:
-            with stop_signals() as signals:
+            with stop_signals("stopping, saving a checkpoint …" if self.world.main else None) as signals:
                 yield from train(
                     self.training,
                     self.batch,
@@ -112,7 +114,7 @@ def start(config: RunConfig, out: Path, world: World | None = None, *, resume: b
             )
         batches, validation = (make_batches(config, corpus, split, world) for split in SPLITS)
         if world.main:
-            write_down(config, corpus, out)
+            write_down(config, corpus, parameters, out)
         world.share(None)
         torch.manual_seed(config.train.seed)
         model = LanguageModel(config.model)
@@ -149,6 +151,8 @@ def make_batches(config: RunConfig, corpus: Corpus, split: SplitName, world: Wor
 def take(out: Path, resume: bool) -> TextIO:
     """Make the folder and lock it, until this process ends in whichever way."""
     used = out.exists() and any(path.name not in ("lock", CORPUS) for path in out.iterdir())
+    if resume and not used and not (out / CORPUS).exists():
+        raise ValueError(f"{out} holds no training run to resume; give its folder, or leave out --resume to start one there")
     if used and not (out / RUN).is_file():
         raise ValueError(f"{out} holds other files; give a new folder")
     if used and not resume:
@@ -157,21 +161,23 @@ def take(out: Path, resume: bool) -> TextIO:
     return lock(out)
 
 
-def write_down(config: RunConfig, corpus: Corpus, out: Path) -> None:
+def write_down(config: RunConfig, corpus: Corpus, parameters: int, out: Path) -> None:
     """Add this start to run.json; refused if it would compute something else than those before."""
     described = {
         "name": corpus.name,
         "tokenizer": corpus.tokenizer.fingerprint,
         "tokens": {name: len(tokens) for name, tokens in corpus.splits.items()},
     }
-    new = json.loads(json.dumps({"config": config.to_dict(), "corpus": described}))
+    code = own.adopt(dict.fromkeys(config.model.mixers))  # what the caller named, and has registered
+    new = json.loads(json.dumps({"config": config.to_dict(), "corpus": described, "own": code}))
     path = out / RUN
     starts = []
     if path.is_file():
-        old = json.loads(path.read_text(encoding="utf-8"))
+        old = read_json(path)
         starts = old.pop("starts")
+        old.pop("parameters", None)
         check_same(old, new, out)
-    write_json(path, {**new, "starts": [*starts, provenance(config.train.seed)]})
+    write_json(path, {**new, "parameters": parameters, "starts": [*starts, provenance(config.train.seed)]})
 
 
 def check_same(old: dict[str, Any], new: dict[str, Any], out: Path) -> None:
@@ -179,8 +185,11 @@ def check_same(old: dict[str, Any], new: dict[str, Any], out: Path) -> None:
     free = {f"config.train.{name}" for name in FREE}
     if after["config.train.steps"] > before["config.train.steps"]:
         free.add("config.train.steps")
-        if after["config.train.decay"] is None:
-            notice.once("more train.steps than before also stretch the cosine; give train.decay to leave it as it was")
+        end = before["config.train.decay"] or before["config.train.steps"]
+        if after["config.train.decay"] == end:
+            free.add("config.train.decay")
+        elif after["config.train.decay"] is None:
+            notice.once(f"more train.steps also stretch the cosine; train.decay={end} leaves it as it was")
     missing = "nothing"
     differing = [key for key in before | after if before.get(key, missing) != after.get(key, missing) and key not in free]
     if differing:
@@ -206,5 +215,5 @@ def find_corpus(data: DataConfig, out: Path, world: World) -> Corpus:
         return read_corpus(source, tokenizer)
     if world.size > 1:
         raise ValueError(f"data.corpus ({data.corpus}) is large; prepare it once, then give the folder of the prepared one")
-    notice.once(f"tokenising {data.corpus} into {out / CORPUS}; a run that is stopped meanwhile goes on with --resume")
+    notice.once(f"tokenising {data.corpus} into {out / CORPUS}; if that is stopped, the same command continues it")
     return prepare(source, out / CORPUS, tokenizer, workers=os.cpu_count() or 1, provenance=provenance())

@@ -91,7 +91,7 @@ def build_mixer(name: str, width: int, length: int, size: int | None = None) -> 
         return MIXERS[name].build(width, length, size)
     if ":" not in name and name[:1] in ("S", "R", "G"):
         return labels.build(name, width, length, size)
-    own = "; it is somebody's own, and counts only where it is named among the mixers of a study" if ":" in name else ""
+    own = "; it is somebody's own code, which runs only where a command or a call names it" if ":" in name else ""
     raise ValueError(
         f"unknown mixer {name!r}; known are {', '.join(sorted(MIXERS))}, and the labels of Table 1, such as G-cg-q-12o{own}"
     )

@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from hypermlp.files import write_json
 from hypermlp.models.lm import LanguageModel, ModelConfig
-from hypermlp.provenance import write_json
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 MODEL_TYPE = "hypermlp"

@@ -17,7 +17,8 @@ from rich.table import Table
 from hypermlp.bench import decode, layer, model, profile
 from hypermlp.bench.contestants import BASELINE
 from hypermlp.bench.layer import Shape
-from hypermlp.provenance import provenance, write_json
+from hypermlp.files import free_path, write_json
+from hypermlp.provenance import provenance
 from hypermlp.report.style import new_figure, save
 
 COLOURS = {
@@ -59,42 +60,47 @@ def run_and_record(
 
 def show_layer(console: Console, out: Path, shapes: list[Shape], **options: Any) -> None:
     """Run the benchmark of whole layers; leaves layer.json and layer.png in `out`."""
-    rows = run_and_record(console, out / "layer.json", layer.run, shapes, **options)
+    path = free_path(out / "layer.json", ".png")
+    rows = run_and_record(console, path, layer.run, shapes, **options)
     for shape in shapes:
         console.print(*layer_tables(shape, [row for row in rows if row["shape"] == list(shape)]))
-    console.print(f"Numbers: {out / 'layer.json'}   Picture: {save(growth(rows), out / 'layer.png')}")
+    console.print(f"Numbers: {path}   Picture: {save(growth(rows), path.with_suffix('.png'))}")
 
 
 def show_mixers(console: Console, out: Path, shapes: list[Shape], mixers: list[str], **options: Any) -> None:
     """Run the benchmark of layers for mixers at equal parameters; leaves mixers.json and mixers.png in `out`."""
+    path = free_path(out / "mixers.json", ".png")
     names = [BASELINE, *mixers]
-    rows = run_and_record(console, out / "mixers.json", layer.run, shapes, names=names, match=True, **options)
+    rows = run_and_record(console, path, layer.run, shapes, names=names, match=True, **options)
     for shape in shapes:
         chosen = [row for row in rows if row["shape"] == list(shape)]
         console.print(*layer_tables(shape, chosen))
         for note in dict.fromkeys(row["note"] for row in chosen if row["note"]):
             console.print(f"{', '.join(row['contestant'] for row in chosen if row['note'] == note)}: {note}")
-    console.print(f"Numbers: {out / 'mixers.json'}   Picture: {save(mixers_picture(rows), out / 'mixers.png')}")
+    console.print(f"Numbers: {path}   Picture: {save(mixers_picture(rows), path.with_suffix('.png'))}")
 
 
 def show_model(console: Console, out: Path, kinds: list[model.Kind], **options: Any) -> None:
     """Run the benchmark of whole models; leaves model.json in `out`."""
-    rows = run_and_record(console, out / "model.json", model.run, kinds, **options)
+    path = free_path(out / "model.json")
+    rows = run_and_record(console, path, model.run, kinds, **options)
     console.print(*model_tables(rows))
-    console.print(f"Numbers: {out / 'model.json'}")
+    console.print(f"Numbers: {path}")
 
 
 def show_decode(console: Console, out: Path, lengths: list[int], batches: list[int], **options: Any) -> None:
     """Run the benchmark of decoding; leaves decode.json and decode.png in `out`."""
-    rows = run_and_record(console, out / "decode.json", decode.run, lengths, batches, **options)
+    path = free_path(out / "decode.json", ".png")
+    rows = run_and_record(console, path, decode.run, lengths, batches, **options)
     for batch in batches:
         console.print(decode_table([row for row in rows if row["batch"] == batch]))
-    console.print(f"Numbers: {out / 'decode.json'}   Picture: {save(decode_picture(rows, batches), out / 'decode.png')}")
+    console.print(f"Numbers: {path}   Picture: {save(decode_picture(rows, batches), path.with_suffix('.png'))}")
 
 
 def show_profile(console: Console, out: Path, shapes: list[Shape], names: list[str], **options: Any) -> None:
     """Profile training steps; leaves profile.json in `out`."""
-    rows = run_and_record(console, out / "profile.json", profile.run, shapes, names, **options)
+    path = free_path(out / "profile.json")
+    rows = run_and_record(console, path, profile.run, shapes, names, **options)
     table = Table(title="milliseconds of a training step, under the profiler", box=box.SIMPLE_HEAD)
     groups = list(rows[0]["milliseconds"])
     for column in ("shape", "layer", *groups, "all"):
@@ -104,7 +110,7 @@ def show_profile(console: Console, out: Path, shapes: list[Shape], names: list[s
         cells = [f"{spent[group]:.0f}" for group in groups]
         table.add_row(" × ".join(map(str, row["shape"])), row["contestant"], *cells, f"{sum(spent.values()):.0f}")
     console.print(table)
-    console.print(f"Numbers: {out / 'profile.json'}")
+    console.print(f"Numbers: {path}")
 
 
 def decode_table(rows: list[dict[str, Any]]) -> Table:

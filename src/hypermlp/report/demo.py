@@ -41,7 +41,8 @@ def show(
         workers=workers,
         retry_failed=retry_failed,
     )
-    records = watch(console, out, study, lambda found: accuracies(found, demo.MIXERS, demo.TASKS, plan.protocol))
+    settings = {setting.key: task for task in demo.TASKS for setting in plan.settings_of(task)}
+    records = watch(console, out, study, lambda found: accuracies(found, demo.MIXERS, settings, plan.protocol))
     if {record["key"] for record in records} <= before:
         console.print(f"All runs were finished before and are in {out}; with another --out they are trained anew.")
     (found,) = read_studies(out)

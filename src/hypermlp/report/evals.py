@@ -19,17 +19,44 @@ from hypermlp.evals.harness import evaluate, summary
 from hypermlp.evals.perplexity import measure
 from hypermlp.experiments.generate import open_model
 from hypermlp.experiments.paper import TABLE2
-from hypermlp.provenance import provenance, write_json
+from hypermlp.files import free_path, write_json
+from hypermlp.provenance import provenance
 
 
-def show_eval(console: Console, folder: Path, tasks: Sequence[str], *, out: Path, **options: Any) -> dict[str, Any]:
-    """Run benchmarks on a saved model or a training run; the options are those of harness.evaluate. Leaves the file `out`."""
+def model_names(folders: Sequence[Path]) -> list[str]:
+    """A name for each folder: the end of its path, as long as it takes to tell the folders apart.
+
+    >>> model_names([Path("a/model"), Path("b/model"), Path("c/tiny")])
+    ['a-model', 'b-model', 'tiny']
+    """
+    paths = [folder.resolve() for folder in folders]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"--model {path} is given more than once")
+
+    def shortest(path: Path) -> str:
+        ends = [path.parts[-length:] for length in range(1, len(path.parts))]
+        alone = (end for end in ends if sum(other.parts[-len(end) :] == end for other in paths) == 1)
+        return "-".join(next(alone, path.parts)).strip("/")
+
+    names = [shortest(path) for path in paths]
+    return [f"{name}-{i}" if names.count(name) > 1 else name for i, name in enumerate(names, 1)]
+
+
+def show_eval(
+    console: Console, folder: Path, tasks: Sequence[str], *, out: Path, title: str = "", **options: Any
+) -> dict[str, Any]:
+    """Run benchmarks on a saved model or a training run; the options are those of harness.evaluate.
+
+    Leaves the file `out`, or where that exists a numbered one beside it.
+    """
     from hypermlp.models.hf import HyperForCausalLM, fast_tokenizer  # late: transformers takes seconds
 
     model, tokenizer = open_model(folder)
+    out = free_path(out)
     result = evaluate(HyperForCausalLM.wrap(model), fast_tokenizer(tokenizer.to_dict()), tasks, **options)
     write_json(out, result)
-    console.print(score_table(folder.name, result))
+    console.print(score_table(title or folder.name, result))
     console.print(f"Numbers: {out}", soft_wrap=True)
     return result
 
@@ -47,9 +74,20 @@ def score_table(title: str, result: Mapping[str, Any]) -> Table:
 
 
 def show_perplexity(
-    console: Console, folder: Path, corpus: str, *, out: Path, split: SplitName = "validation", **options: Any
+    console: Console,
+    folder: Path,
+    corpus: str,
+    *,
+    out: Path,
+    title: str = "",
+    split: SplitName = "validation",
+    **options: Any,
 ) -> dict[str, Any]:
-    """Measure a saved model or a training run on a corpus; the options are those of perplexity.measure. Leaves `out`."""
+    """Measure a saved model or a training run on a corpus; the options are those of perplexity.measure.
+
+    Leaves the file `out`, or where that exists a numbered one beside it.
+    """
+    out = free_path(out)
     model, tokenizer = open_model(folder)
     text = corpus_for(corpus, tokenizer)
     with Progress(console=console, transient=True) as progress:
@@ -70,7 +108,7 @@ def show_perplexity(
     }
     result = {"provenance": provenance(), "model": model.config.to_dict(), "corpus": text.name, "split": split, **options}
     write_json(out, {**result, **figures})
-    table = Table(title=f"{folder.name} on {text.name} ({split})", box=box.SIMPLE_HEAD)
+    table = Table(title=f"{title or folder.name} on {text.name} ({split})", box=box.SIMPLE_HEAD)
     for name in figures:
         table.add_column(name, justify="right")
     table.add_row(*(f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for value in figures.values()))

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from hypermlp.experiments import paper
-from hypermlp.report.study import AVERAGE, LOSS, Estimate, Study, common_mean, estimate
+from hypermlp.experiments.mad import common_mean
+from hypermlp.report.study import AVERAGE, LOSS, Estimate, Study, estimate
 from hypermlp.report.table1 import published
 
 CONFIRMED, REFUTED, UNKNOWN = "confirmed", "not confirmed", "not enough runs"

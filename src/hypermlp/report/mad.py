@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -39,7 +39,8 @@ def show_mad_run(
     mad.check(mixers, tasks, seeds)
     ops.announce(ops.choose())  # compiles, where that is still to be done, before the workers all want it
     study = partial(mad.study, out, mixers, tasks, plan, seeds=seeds, workers=workers, retry_failed=retry_failed)
-    return watch(console, out, study, lambda records: accuracies(records, mixers, tasks, protocol))
+    settings = {setting.key: task for task in tasks for setting in plan.settings_of(task)}
+    return watch(console, out, study, lambda records: accuracies(records, mixers, settings, protocol))
 
 
 def show_language_run(
@@ -101,18 +102,17 @@ class Screen:
         return Group(self.table(progress.finished), *running, self.bar)
 
 
-def accuracies(records: Sequence[Record], mixers: Sequence[str], tasks: Sequence[str], protocol: str) -> Table:
-    """Mixers down, tasks across: accuracies in per cent, means over seeds, and the mean over the tasks of a full row."""
-    scores = mad.task_scores(records)
+def accuracies(records: Sequence[Record], mixers: Sequence[str], settings: Mapping[str, str], protocol: str) -> Table:
+    """Mixers down, tasks across: accuracies in per cent, means over finished seeds. settings: setting → task, of the study."""
+    scores, tasks = mad.task_scores(records, settings), list(dict.fromkeys(settings.values()))
     table = Table(title=f"MAD, {protocol} protocol: accuracy, %", box=box.SIMPLE_HEAD)
     table.add_column("mixer")
     for column in (*tasks, "mean"):
         table.add_column(column, justify="right")
     for mixer in mixers:
-        cells = [mean(found) if (found := scores.get((mixer, task))) else None for task in tasks]
-        present = [cell for cell in cells if cell is not None]
-        overall = mean(present) if len(present) == len(tasks) else None
-        table.add_row(mixer, *("" if cell is None else f"{100 * cell:.1f}" for cell in (*cells, overall)))
+        by_task = [scores.get((mixer, task), {}) for task in tasks]
+        cells = [mean(by_seed.values()) if by_seed else None for by_seed in (*by_task, mad.common_mean(by_task))]
+        table.add_row(mixer, *("" if cell is None else f"{100 * cell:.1f}" for cell in cells))
     return table
 
 

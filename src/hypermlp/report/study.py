@@ -28,7 +28,7 @@ from typing import Any
 from hypermlp.data.mad_settings import TASKS
 from hypermlp.experiments.configs import count
 from hypermlp.experiments.language import LAST
-from hypermlp.experiments.mad import setting_score
+from hypermlp.experiments.mad import common_mean, setting_score, task_scores
 from hypermlp.experiments.runs import Record, read_lines
 from hypermlp.experiments.train import RUN
 from hypermlp.mixers import MIXERS
@@ -183,9 +183,10 @@ class Study:
         A seed counts where nothing of it is missing, so that all means of a column are over the same things.
         """
         found: dict[tuple[str, str], dict[int, float]] = {}
+        scores = task_scores(self.mad)
         for mixer in self.mixers:
             for task in self.tasks:
-                found[mixer, task] = common_mean([self.setting_values(mixer, key) for key in self.settings(task)])
+                found[mixer, task] = {seed: 100 * score for seed, score in scores.get((mixer, task), {}).items()}
             found[mixer, AVERAGE] = common_mean([found[mixer, task] for task in self.tasks])
             losses = {seed: final_loss(record) for (name, seed), record in self.language_runs.items() if name == mixer}
             found[mixer, LOSS] = {seed: loss for seed, loss in losses.items() if loss is not None}
@@ -217,12 +218,6 @@ class Study:
             if len(changed) == 1:
                 found.setdefault(changed[0], []).append((read_setting(key)[changed[0]], key))
         return {name: sorted([*points, (read_setting(base)[name], base)]) for name, points in found.items()}
-
-
-def common_mean(columns: Sequence[dict[int, float]]) -> dict[int, float]:
-    """Seed → mean over the columns, for the seeds that all of them have."""
-    common = set.intersection(*map(set, columns)) if columns else set()
-    return {seed: fmean(column[seed] for column in columns) for seed in sorted(common)}
 
 
 def final_loss(record: Record) -> float | None:
@@ -362,7 +357,7 @@ def read_training(root: Path, path: Path) -> Part:
         "kind": "language",
         "mixer": SAME.get(name, name),
         "seed": how.pop("seed"),
-        "parameters": count(ModelConfig.from_dict(config["model"])),
+        "parameters": head.get("parameters") or count(ModelConfig.from_dict(config["model"])),
         "inner": inner,
         "size": size,
         "curve": curve,
@@ -384,6 +379,7 @@ def is_run(record: Record, kind: object) -> bool:
 
 def new_study(parts: Sequence[Part]) -> Study:
     """One study of several folders; of runs with the same identity the last one counts."""
+    tell_apart([record for part in parts if part.plan.get("study") == "training" for record in part.records])
     runs: dict[str, dict[tuple[Any, ...], Record]] = {"mad": {}, "language": {}}
     for part in parts:
         for r in part.records:
@@ -398,3 +394,14 @@ def new_study(parts: Sequence[Part]) -> Study:
         language=list(runs["language"].values()),
         damaged=sum(part.damaged for part in parts),
     )
+
+
+def tell_apart(trained: Sequence[Record]) -> None:
+    """Training runs of one mixer that differ in model.inner or model.size are different models: their names say so."""
+    sizes: dict[str, set[tuple[Any, Any]]] = {}
+    for record in trained:
+        sizes.setdefault(record["mixer"], set()).add((record["inner"], record["size"]))
+    for record in trained:
+        if len(sizes[record["mixer"]]) > 1:
+            changed = [f"inner={record['inner']}", *([] if record["size"] is None else [f"size={record['size']}"])]
+            record["mixer"] += f" ({', '.join(changed)})"

@@ -131,7 +131,7 @@ def conclude(console: Console, run: Run) -> None:
     records = read_metrics(run.out / LINES)
     picture = save(curves({"": records}), run.out / PICTURE) if records else None
     if run.stopped:
-        console.print(f"Stopped after step {run.training.step} with a checkpoint; go on with --resume")
+        console.print(f"Stopped after step {run.training.step} with a checkpoint; the same command with --resume resumes there")
         return
     validation = [record for record in records if "validation" in record]
     if validation:

@@ -11,9 +11,9 @@ is safetensors and JSON throughout, so that reading one runs no code; DCP's own 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -28,12 +28,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from hypermlp import notice
+from hypermlp.files import file_sha256
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import TOKENIZER, read_config, save_model, weights
 from hypermlp.train.distributed import World
 
 COMPLETE = "complete.json"
 TEMPORARY, OLD = ".new-", ".old-"
+NAME = re.compile(r"step-\d{8,}")
 
 
 class Checkpoints:
@@ -46,8 +48,8 @@ class Checkpoints:
         self.thread = ThreadPoolExecutor(1)
         if world.main:
             folder.mkdir(parents=True, exist_ok=True)
-            for leftover in [*folder.glob(TEMPORARY + "*"), *folder.glob(OLD + "*")]:
-                shutil.rmtree(leftover)
+            for leftover in [*folder.glob(TEMPORARY + "step-*"), *folder.glob(OLD + "step-*")]:
+                delete(leftover)
 
     def save(self, step: int, state: dict[str, Tensor], *, wait: bool = True) -> None:
         """Write `state`; without `wait` a copy of it, while training goes on. One is written at a time."""
@@ -115,7 +117,7 @@ class Writer(HuggingFaceStorageWriter):
         write(self.folder / COMPLETE, json.dumps({"step": self.step, "files": found}, indent=2))
         sync(self.folder)
         final = self.folder.with_name(self.folder.name.removeprefix(TEMPORARY))
-        if final.exists():
+        if final.exists() or final.is_symlink():
             remove(final)  # a damaged one that this run went back behind
         os.rename(self.folder, final)
         sync(final.parent)
@@ -155,8 +157,9 @@ def step_of(path: Path) -> int:
 
 
 def complete(folder: Path) -> list[Path]:
-    """Checkpoints in a folder, the newest first."""
-    return sorted(folder.glob("step-*"), key=step_of, reverse=True)
+    """Checkpoints in a folder, the newest first. Copies under other names, links and files of others are left alone."""
+    ours = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+    return sorted(ours, key=step_of, reverse=True)
 
 
 def newest(folder: Path) -> Path | None:
@@ -181,11 +184,7 @@ def find_damage(path: Path) -> str | None:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def write(path: Path, content: str) -> None:
@@ -210,7 +209,15 @@ def remove(path: Path) -> None:
     """In one step, as seen from outside."""
     old = path.with_name(OLD + path.name)
     os.rename(path, old)
-    shutil.rmtree(old)
+    delete(old)
+
+
+def delete(path: Path) -> None:
+    """A folder with all that is in it; of a link, the link alone."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 @contextmanager

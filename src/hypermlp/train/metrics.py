@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hypermlp.provenance import write_whole
+from hypermlp import notice
+from hypermlp.files import Record, read_json_lines, write_whole
 
 LINES, TENSORBOARD = "metrics.jsonl", "tensorboard"
 
@@ -23,7 +24,7 @@ class Metrics:
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)
         self.board = board(folder / TENSORBOARD, step)
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: Record) -> None:
         try:
             self.file.write(json.dumps(record) + "\n")
             self.file.flush()
@@ -48,17 +49,19 @@ class Metrics:
             self.board.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records so far; a line that a kill left unfinished is passed over."""
-    records = []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            record = json.loads(line)
-            record["step"]
-        except (ValueError, TypeError, KeyError):
-            continue
-        records.append(record)
+def read_metrics(path: Path) -> list[Record]:
+    """The records so far; damaged lines, such as one that a kill cut off, are dropped with a notice."""
+    records, dropped = read_json_lines(path, is_step)
+    if dropped:
+        notice.once(f"{path}: dropped {dropped} damaged line(s)")
     return records
+
+
+def is_step(record: Record) -> bool:
+    """Whether this is the record of an update: whole steps, and numbers where numbers belong."""
+    step, texts = record.get("step"), ("sample",)
+    whole = isinstance(step, int) and not isinstance(step, bool)
+    return whole and all(isinstance(value, (int, float)) for name, value in record.items() if name not in texts)
 
 
 def board(folder: Path, step: int) -> Any:

@@ -1,4 +1,4 @@
-"""A mixer of the user's own in the studies: FILE.py:NAME or MODULE:NAME, beside registered names and labels.
+"""Mixers of the user's own, FILE.py:NAME or MODULE:NAME, wherever a registered name or a label may stand.
 
 NAME is a subclass of Mixer that is made with the width alone, or an Entry (mixers/__init__.py) that says more. Code is imported
 only where somebody names it in a command or a call: what a file names (a plan, a model's configuration) is looked up in the
@@ -21,7 +21,10 @@ from hypermlp.mixers import MIXERS, Entry, Mixer
 
 
 def adopt(names: Iterable[str]) -> dict[str, str]:
-    """Enter those of `names` that have a colon into the registry; the digests of their sources, by name."""
+    """Import those of `names` that have a colon and register them; returns the digests of their sources, by name.
+
+    Call it with names from a command line or a caller, never with names read from a file.
+    """
     return {name: adopt_one(name) for name in names if ":" in name}
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hypermlp.experiments import language, mad
-from hypermlp.experiments.own import adopt
 from hypermlp.mixers import MIXERS, build_mixer
+from hypermlp.mixers.own import adopt
 from hypermlp.models.lm import LanguageModel, ModelConfig
 from hypermlp.report.page import write_report
 
