@@ -16,8 +16,9 @@ from hypermlp.mixers import MIXERS
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import load_model, save_model, weights
 from hypermlp.train.distributed import World
-from hypermlp.train.language import Training, groups
+from hypermlp.train.language import Training
 from hypermlp.train.metrics import Metrics, read_metrics
+from hypermlp.train.optimisation import parameter_groups
 
 
 def trained(steps: int = 3, **changes: object) -> tuple[list[float], dict[str, Tensor]]:
@@ -67,11 +68,14 @@ def test_the_rate_warms_up_falls_as_a_cosine_and_stays_at_its_end() -> None:
 @pytest.mark.parametrize("name", sorted(MIXERS))
 def test_decay_falls_on_matrices_of_linear_maps_alone(name: str) -> None:
     net = LanguageModel(MODEL.replace(mixer=name, style="gpt2"))
-    decayed, rest = (group["params"] for group in groups(net, 0.1))
+    decayed, rest = (group["params"] for group in parameter_groups(net, 0.1))
     assert len(decayed) + len(rest) == len(list(net.parameters()))
     of_linear = {id(m.weight) for m in net.modules() if isinstance(m, nn.Linear) and m is not net.head}
     assert {id(p) for p in decayed} == of_linear
     assert id(net.embedding.weight) in {id(p) for p in rest}
+    every, none = (group["params"] for group in parameter_groups(net, 0.1, decayed="all"))
+    assert [id(p) for p in every] == [id(p) for p in net.parameters()]
+    assert none == []
 
 
 def test_decay_pulls_towards_zero() -> None:

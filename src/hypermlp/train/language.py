@@ -26,6 +26,7 @@ from hypermlp.models.saved import weights
 from hypermlp.train.checkpoint import Checkpoints
 from hypermlp.train.distributed import Parallel, World, plain, quiet, settle, spread
 from hypermlp.train.metrics import Metrics
+from hypermlp.train.optimisation import Schedule, parameter_groups
 
 Precision = Literal["float32", "bfloat16"]
 Pass = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets (B T; −100 does not count), and cu_seqlens of packed documents
@@ -77,12 +78,8 @@ class TrainConfig:
         divisible("train.batch", self.batch, self.micro, f"train.micro ({self.micro})")
 
     def rate(self, step: int) -> float:
-        """The learning rate of the update that follows `step` others: linear warm-up, then a cosine, then its end."""
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        end = self.steps if self.decay is None else self.decay
-        done = min(1.0, (step - self.warmup) / max(1, end - self.warmup))
-        return self.lr * (self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done)))
+        """The learning rate of the update that follows `step` others."""
+        return Schedule(steps=self.steps, lr=self.lr, warmup=self.warmup, decay=self.decay, final=self.final).rate(step)
 
     def passes(self, world: int) -> int:
         """How many times each process runs the model for an update."""
@@ -116,7 +113,7 @@ class Training:
         model.checkpointing = config.checkpointing
         self.model = spread(model, config.parallel, half, self.world)
         self.autocast = half and not (self.world.size > 1 and config.parallel == "fsdp")
-        self.optimiser = torch.optim.AdamW(groups(self.model, config.weight_decay), lr=config.lr, betas=config.betas)
+        self.optimiser = torch.optim.AdamW(parameter_groups(self.model, config.weight_decay), lr=config.lr, betas=config.betas)
         for p in self.model.parameters():  # as its first step would do, so that there is always the same to save
             self.optimiser.state[p] = {"step": torch.tensor(0.0), **{name: torch.zeros_like(p) for name in MOMENTS}}
 
@@ -182,16 +179,6 @@ class Training:
         self.step = step
         for state in self.optimiser.state.values():
             state["step"].fill_(step)
-
-
-def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Decay falls on the matrices of linear maps alone: not on embeddings (nor a head tied to one), norms, biases,
-    convolutions, decay rates of recurrent mixers, or lag kernels of HyperGLU."""
-    embeddings = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
-    matrices = {m.weight for m in model.modules() if isinstance(m, nn.Linear)} - embeddings
-    chosen = [p for p in model.parameters() if p in matrices]
-    rest = [p for p in model.parameters() if p not in matrices]
-    return [{"params": chosen, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
 def count(passes: Sequence[Pass]) -> tuple[int, int]:
