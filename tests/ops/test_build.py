@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hypermlp.ops import build, choose
+from hypermlp.ops import choose
+from hypermlp.ops.native import build
 
 SCRIPT = """
 import torch

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from helpers import assert_same, make_problem, randn, run_problem
 from hypermlp.ops import native, pointwise
-from hypermlp.ops.build import library
+from hypermlp.ops.native import library
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ def info() -> None:
     import torch
 
     from hypermlp.ops import choose
-    from hypermlp.ops.build import cache_folder
+    from hypermlp.ops.native import cache_folder
     from hypermlp.provenance import machine
 
     shown = Table(show_header=False, box=None)

@@ -171,7 +171,7 @@ class HyperGLU(Mixer):
         else:
             # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
             spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
-        o = ops.mix(p.q, k, v, p.routing, p.reading, self.spec, spans, impl=impl, chunk=chunk).flatten(2)
+        o = ops.compute(impl, p.q, k, v, p.routing, p.reading, self.spec, spans, chunk).flatten(2)
         (y,) = apply_linears([(self._gated(o, p.gate_vo, impl), self.o)], impl)
         return y
 
@@ -180,7 +180,7 @@ class HyperGLU(Mixer):
         parameters = self._step_parameters()
         if parameters is None or watched(x) or not x.shape[0] or x.stride(2) != 1:
             return None
-        if not pointwise.is_single(x, cache.inputs, *cache.slots.values(), *parameters.tensors()):
+        if not native.is_plain(x, cache.inputs, *cache.slots.values(), *parameters.tensors()):
             return None
         ones = [1] * x.shape[0]
         cache.claim(ones)

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from hypermlp.cache import Cache, Keeps
 from hypermlp.config import divisible
 from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.recurrent import ShortConv, heads, init_linears, unit, value_heads
+from hypermlp.ops.registered import gradients_with_graph, transform
 from hypermlp.ops.types import compute_dtype
 
 CHUNK = 64  # C, unless the sequence is shorter
@@ -152,7 +152,8 @@ def path_attention(turns: Turns) -> Tensor:
         chunks = walk(q, k, w, beta[..., 0])
         halves = list(meetings(chunks))
         places = tuple(half.place for half in halves)
-        o = Read.apply(chunks.logits, v, places, *(t for half in halves for t in (half.q, half.k)))  # G N C V
+        read = Read.apply if transform() is None else plain_read
+        o = read(chunks.logits, v, places, *(t for half in halves for t in (half.q, half.k)))  # G N C V
     return o.flatten(1, 2)[:, :T].unflatten(0, (B, H)).transpose(1, 2).to(dtype)
 
 
@@ -252,9 +253,12 @@ class Read(torch.autograd.Function):
         return o
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_o: Tensor) -> tuple[Any, ...]:
         logits, v, o, norm, *carried = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated again
+            inputs = (logits, v, *carried)
+            found = gradients_with_graph(lambda logits, v, *rest: plain_read(logits, v, ctx.places, *rest), inputs, (d_o,))
+            return found[0], found[1], None, *found[2:]
         common = (d_o * o).sum(-1, keepdim=True)
         p = (logits - norm).exp_()
         d_v, d_logits = p.mT @ d_o, (d_o @ v.mT).sub_(common).mul_(p)
@@ -274,3 +278,18 @@ class Read(torch.autograd.Function):
             place.blocks(d_v)[:, :, : place.left] += to_left.view(left.shape)
             d_carried += [d_q, d_k]
         return d_logits, d_v, None, *d_carried
+
+
+def plain_read(logits: Tensor, v: Tensor, places: tuple[Place, ...], *carried: Tensor) -> Tensor:
+    """What Read computes, with all logits at once."""
+    G, N, C, _ = logits.shape
+    tiles = {(n, n): logits[:, n] for n in range(N)}  # chunk of rows, chunk of columns → G C C
+    for place, q, k in zip(places, carried[::2], carried[1::2], strict=True):
+        for block in range(place.n):
+            first = place.first + block * (place.left + place.right)
+            for i in range(place.right):
+                for j in range(place.left):
+                    tiles[first + place.left + i, first + j] = q[:, block, i] @ k[:, block, j].mT
+    future = logits.new_full((G, C, C), float("-inf"))
+    rows = [torch.cat([tiles.get((i, j), future) for j in range(N)], dim=-1) for i in range(N)]
+    return torch.stack(rows, 1).softmax(-1) @ v.flatten(1, 2)[:, None]

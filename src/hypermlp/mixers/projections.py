@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.ops import native, pointwise
-from hypermlp.ops.registered import recording
+from hypermlp.ops import native
+from hypermlp.ops.registered import ORDINARY, recording
 
 WORTH_JOINING = 256  # tokens from which joining the weights costs less than it saves
 FEW_TOKENS = 16  # up to which a product is bound by reading its weights
@@ -20,7 +20,7 @@ def apply_linears(products: Sequence[tuple[Tensor, nn.Module]], impl: str) -> li
     x = products[0][0]
     if impl == "native" and x.shape[0] * x.shape[1] <= FEW_TOKENS and not torch.is_grad_enabled() and not watched(x):
         linears = [(x, m.weight, m.bias) for x, m in products if isinstance(m, nn.Linear) and is_plain_linear(m)]
-        if len(linears) == len(products) and all(pointwise.is_single(x, weight) for x, weight, _ in linears):
+        if len(linears) == len(products) and all(native.is_plain(*product) for product in linears):
             return native.linears(linears)
     return [module(x) for x, module in products]
 
@@ -42,6 +42,8 @@ def join_linears(x: Tensor, modules: Sequence[nn.Module]) -> Tensor | None:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Whether calling the module is nothing but x Wᵀ + b: no subclass, adapter, parametrisation or hook."""
+    """Whether calling the module is nothing but x Wᵀ + b: no subclass, adapter, parametrisation, hook or quantised weight."""
+    if type(module) is not nn.Linear or "forward" in module.__dict__:
+        return False
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is nn.Linear and "forward" not in module.__dict__ and not any(hooks)
+    return not any(hooks) and all(p is None or type(p) in ORDINARY for p in (module.weight, module.bias))

@@ -5,6 +5,7 @@ Letters: B batch, T time, S slots, C width, H heads, K and V widths of a head.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from hypermlp.mixers.base import Mixer, Tokens, visible_slots
 from hypermlp.mixers.hyper import INIT_STD, CausalConv
 from hypermlp.mixers.projections import join_linears
 from hypermlp.ops import pointwise
+from hypermlp.ops.registered import transform
 
 TAPS = 4  # of the convolutions, appendix L
 
@@ -130,15 +132,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spans: Tensor | None = None) -> Tens
     visible = visible_slots(q, S, spans)[:, None] if spans is not None or 1 < T < S else None
     # The fused kernels take one width alone. Zeros change nothing, and without the kernel there would be a T × S matrix.
     q, k, v = (F.pad(t, (0, max(K, V) - t.shape[-1])) if K != V else t for t in (q, k, v))
-    o = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=visible,
-        is_causal=visible is None and T == S,
-        scale=K**-0.5,
-    )  # B H T V
+    with plain_attention() if transform() is not None else nullcontext():
+        o = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=visible,
+            is_causal=visible is None and T == S,
+            scale=K**-0.5,
+        )  # B H T V
     return o[..., :V].transpose(1, 2)
+
+
+def plain_attention() -> AbstractContextManager[None]:
+    """Attention in plain steps, since the fused kernels have first derivatives in reverse mode only."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def attend_packed(q: Tensor, k: Tensor, v: Tensor, spans: Tensor) -> Tensor:

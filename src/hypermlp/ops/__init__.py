@@ -11,10 +11,11 @@ from torch import Tensor
 from hypermlp import notice
 from hypermlp.config import Aligner, Impl, choose_from
 from hypermlp.ops import native, reference, strips
-from hypermlp.ops.build import library
-from hypermlp.ops.types import Mixing, Spec, dense_spans
+from hypermlp.ops.native import library
+from hypermlp.ops.registered import ordinary, transform
+from hypermlp.ops.types import Mixing, Spec, dense_spans, tensors_of
 
-__all__ = ["Choice", "Mixing", "Spec", "announce", "choose", "dense_spans", "mix", "resolve"]
+__all__ = ["Choice", "Mixing", "Spec", "announce", "choose", "compute", "dense_spans", "mix", "resolve"]
 
 
 class Choice(NamedTuple):
@@ -55,8 +56,12 @@ def announce(choice: Choice) -> None:
 
 def _resolve(impl: str, device: str, dtype: str, aligner: str) -> str:
     choice = choose(impl, device, dtype, aligner)
-    if impl in ("auto", "native"):
-        announce(choice)
+    obstacle = transform()
+    if obstacle is not None and choice.impl != "dense":
+        choice = Choice("dense", f"{obstacle}: the others have first derivatives in reverse mode only")
+    elif impl not in ("auto", "native"):
+        return choice.impl
+    announce(choice)
     return choice.impl
 
 
@@ -82,17 +87,31 @@ def mix(
     chunk: int | None = None,
 ) -> Tensor:
     """Readout o (B T H V) of queries q (B T G K) over keys k (B S G K) and values v (B S H V); see reference.mix."""
+    return compute(resolve(impl, q, spec.aligner), q, k, v, routing, reading, spec, spans, chunk)
+
+
+def compute(
+    impl: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    routing: Mixing | None,
+    reading: Mixing | None,
+    spec: Spec,
+    spans: Tensor | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """mix by an implementation that `resolve` has chosen."""
     if spec.aligner == "identity":
         check_fits(k.shape[1], spec.block_size, spans)
-    impl = resolve(impl, q, spec.aligner)
-    if impl == "dense":
+    if impl == "dense" or not ordinary(q, k, v, *tensors_of(routing), *tensors_of(reading)):
         return reference.mix(q, k, v, routing, reading, spec, spans)
-    compute = native.mix if impl == "native" else strips.mix
-    return compute(q, k, v, routing, reading, spec, spans, chunk)
+    fast = native.mix if impl == "native" else strips.mix
+    return fast(q, k, v, routing, reading, spec, spans, chunk)
 
 
 def check_fits(slots: int, block_size: int, spans: Tensor | None) -> None:
-    """The identity layout has one parameter a slot and no consistent extension, hence no sliding window."""
+    """The identity layout has one parameter per slot and no consistent extension, hence no sliding window."""
     if slots > block_size and spans is not None and not torch.compiler.is_compiling():
         slots = int((spans[:, 4] - spans[:, 3]).max()) if len(spans) else 0
     if slots > block_size:

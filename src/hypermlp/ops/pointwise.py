@@ -5,6 +5,7 @@ Letters: B batch, T time, C width, W taps.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.ops import native
-from hypermlp.ops.registered import recording
+from hypermlp.ops.registered import gradients_with_graph, ordinary, recording
 
 
 def convs(
@@ -23,9 +24,9 @@ def convs(
     A tap beyond a token's own sequence sees zero: `position` (1|B T) is the token's place in it (None: sequences begin at 0).
     Before t = 0 taps see `history` (B, W−1, C), for inference only.
     """
-    if impl == "dense":
-        return plain_conv(x, wk, position, history), plain_conv(x, wv, position, history)
-    use_native = impl == "native" and is_single(x, wk, wv)
+    if impl == "dense" or not ordinary(x, wk, wv, history):
+        return plain_convs(x, wk, wv, position, history)
+    use_native = impl == "native" and native.is_plain(x, wk, wv)
     if use_native and not recording(x, wk, wv):
         return native.convs_forward(x, wk, wv, position, history)
     return convs_op(x, wk, wv, position, history, use_native)
@@ -33,14 +34,19 @@ def convs(
 
 def gate(x: Tensor, g: Tensor, *, impl: str) -> Tensor:
     """x ⊙ σ(g), both (B T C)."""
-    if impl == "native" and is_single(x, g):
+    if impl == "native" and native.is_plain(x, g):
         return gate_op(x, g) if recording(x, g) else native.gate_forward(x, g)
+    return plain_gate(x, g)
+
+
+def plain_gate(x: Tensor, g: Tensor) -> Tensor:
     return x * torch.sigmoid(g)
 
 
-def is_single(*tensors: Tensor) -> bool:
-    """Whether the native kernel may take these tensors as they are."""
-    return all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+def plain_convs(
+    x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    return plain_conv(x, wk, position, history), plain_conv(x, wv, position, history)
 
 
 def plain_conv(x: Tensor, weight: Tensor, position: Tensor | None, history: Tensor | None) -> Tensor:
@@ -78,7 +84,7 @@ def convs_op(
 ) -> tuple[Tensor, Tensor]:
     if use_native:
         return native.convs_forward(x, wk, wv, position, history)
-    return plain_conv(x, wk, position, history), plain_conv(x, wv, position, history)
+    return plain_convs(x, wk, wv, position, history)
 
 
 @convs_op.register_fake
@@ -108,7 +114,12 @@ def _save_convs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward_convs(ctx: Any, d_yk: Tensor, d_yv: Tensor) -> tuple[Any, ...]:
-    return (*convs_backward_op(d_yk, d_yv, *ctx.saved_tensors, ctx.use_native), None, None, None)
+    x, wk, wv, position = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        found = gradients_with_graph(functools.partial(plain_convs, position=position), (x, wk, wv), (d_yk, d_yv))
+    else:
+        found = convs_backward_op(d_yk, d_yv, x, wk, wv, position, ctx.use_native)
+    return (*found, None, None, None)
 
 
 convs_op.register_autograd(_backward_convs, setup_context=_save_convs)
@@ -140,7 +151,13 @@ def _save_gate(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-gate_op.register_autograd(lambda ctx, d_y: gate_backward_op(d_y, *ctx.saved_tensors), setup_context=_save_gate)
+def _backward_gate(ctx: Any, d_y: Tensor) -> Any:
+    if torch.is_grad_enabled():
+        return tuple(gradients_with_graph(plain_gate, ctx.saved_tensors, (d_y,)))
+    return gate_backward_op(d_y, *ctx.saved_tensors)
+
+
+gate_op.register_autograd(_backward_gate, setup_context=_save_gate)
 
 
 # The small projections, made in one product and used in four ways, activated without taking them apart: y holds q, m1, s1, s2
@@ -149,8 +166,12 @@ gate_op.register_autograd(lambda ctx, d_y: gate_backward_op(d_y, *ctx.saved_tens
 
 def gates(y: Tensor, sizes: Sequence[int], *, impl: str) -> tuple[Tensor, Tensor, Tensor]:
     """q ⊙ σ(m1), σ(s1) and σ(s2) from y (B T C) = [q | m1 | s1 | s2] with the widths `sizes`."""
-    if impl == "native" and is_single(y):
+    if impl == "native" and native.is_plain(y):
         return gates_op(y, list(sizes)) if recording(y) else gates_forward(y, sizes)
+    return plain_gates(y, sizes)
+
+
+def plain_gates(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     q, m1, s1, s2 = y.split(list(sizes), dim=-1)
     return q * torch.sigmoid(m1), torch.sigmoid(s1), torch.sigmoid(s2)
 
@@ -191,7 +212,9 @@ def _save_gates(ctx: Any, inputs: tuple[Tensor, list[int]], output: Any) -> None
     ctx.save_for_backward(y)
 
 
-def _backward_gates(ctx: Any, d_q: Tensor, d_s1: Tensor, d_s2: Tensor) -> tuple[Tensor, None]:
+def _backward_gates(ctx: Any, d_q: Tensor, d_s1: Tensor, d_s2: Tensor) -> tuple[Tensor | None, None]:
+    if torch.is_grad_enabled():
+        return gradients_with_graph(lambda y: plain_gates(y, ctx.sizes), ctx.saved_tensors, (d_q, d_s1, d_s2))[0], None
     return gates_backward_op(d_q, d_s1, d_s2, *ctx.saved_tensors, ctx.sizes), None
 
 

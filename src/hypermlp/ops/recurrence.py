@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hypermlp.ops.registered import gradients_with_graph, transform
 from hypermlp.ops.types import compute_dtype
 
 CHUNK = 64  # C, of long inputs
@@ -48,7 +49,7 @@ def recurrence(
     dtype = steps.q.dtype
     exact = Steps._make(None if t is None else t.to(compute_dtype(dtype)) for t in steps)
     with torch.autocast(steps.q.device.type, enabled=False):
-        run = step_by_step if steps.q.shape[1] <= FEW_TOKENS else chunked
+        run = step_by_step if steps.q.shape[1] <= FEW_TOKENS or transform() is not None else chunked
         o, state = run(isolate(exact, begins, padding), state)
     return o.to(dtype), state
 
@@ -207,8 +208,10 @@ class ChannelDecays(torch.autograd.Function):
         return pairs.view(N, C, s, C, r), left * since[:, :, None], right * until[:, :, None], since[:, -1, :, None]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         left, right, g = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated again
+            return tuple(gradients_with_graph(plain_channel_decays, (left, right, g), grads))
         d_pairs, d_left_since, d_right_until, d_keep = grads
         N, C, s, K = left.shape
         r = right.shape[2]
@@ -237,6 +240,16 @@ class ChannelDecays(torch.autograd.Function):
             d_sums[:, :, 1] += (d_x * x).sum(3)
             d_rests[:, :, 0] += (d_y * y).sum(3)
         return d_left, d_right, d_since
+
+
+def plain_channel_decays(left: Tensor, right: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """ChannelDecays with the decay between any two tokens of a chunk at once (N C C K)."""
+    later = torch.ones(g.shape[1], g.shape[1], dtype=torch.bool, device=g.device).triu(1)  # j i: i > j
+    between = torch.where(later[..., None], g[:, None], 0).cumsum(2).exp()  # j i: e^{g of j+1 … i}
+    seen = torch.where(later.mT[..., None], 0, between)
+    since = g.cumsum(1).exp()
+    pairs = torch.einsum("nisk,njrk,njik->nisjr", left, right, seen)
+    return pairs, left * since[:, :, None], right * between[:, :, -1, None], since[:, -1, :, None]
 
 
 def border_decays(g: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:

@@ -6,12 +6,19 @@ a function with the signature of reference.mix out of them. Letters as in ops/ty
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from hypermlp import notice
+from hypermlp.ops import reference
 from hypermlp.ops.types import Mixing, Spec, compute_dtype
+
+ORDINARY = (Tensor, torch.nn.Parameter)  # exactly these types: a subclass may keep its numbers elsewhere
 
 
 class Inputs(NamedTuple):
@@ -30,6 +37,40 @@ class Inputs(NamedTuple):
     control2: Tensor | None  # B T H R
     spans: Tensor | None  # n 5
 
+    @property
+    def differentiable(self) -> tuple[Tensor | None, ...]:
+        """All but the spans, in order."""
+        return self[:-1]
+
+    def with_differentiable(self, tensors: Iterable[Tensor | None]) -> Inputs:
+        """Others in the place of all but the spans."""
+        return Inputs._make((*tensors, self.spans))
+
+
+class Call(NamedTuple):
+    """One call of the operator, and the only place where it becomes flat arguments of a torch operator, and back."""
+
+    inputs: Inputs
+    spec: Spec
+    chunk: int | None
+
+    def flat(self) -> tuple[Any, ...]:
+        return (*self.inputs, *(getattr(self.spec, name) for name in SPEC_TYPES), self.chunk)
+
+    @classmethod
+    def from_flat(cls, arguments: Sequence[Any]) -> Call:
+        tensors, options = arguments[: len(Inputs._fields)], arguments[len(Inputs._fields) :]
+        *choices, chunk = options
+        return cls(Inputs(*tensors), Spec(**dict(zip(SPEC_TYPES, choices, strict=True))), chunk)
+
+
+# Field of Spec → its type in an operator's schema; words are strings there.
+SPEC_TYPES = {
+    f.name: {"bool": "bool", "int": "SymInt", "float": "float"}.get(str(f.type), "str") for f in dataclasses.fields(Spec)
+}
+TENSOR_SCHEMA = ", ".join(f"Tensor{'' if name in 'qkv' else '?'} {name}" for name in Inputs._fields)
+CALL_SCHEMA = f"{TENSOR_SCHEMA}, {', '.join(f'{kind} {name}' for name, kind in SPEC_TYPES.items())}, SymInt? chunk"
+
 
 class Forward(Protocol):
     def __call__(self, inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor]:
@@ -40,7 +81,7 @@ class Backward(Protocol):
     def __call__(
         self, d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None
     ) -> list[Tensor | None]:
-        """The gradients of all inputs but the spans, in the order and types of Inputs."""
+        """The gradients of inputs.differentiable, in that order and in those types."""
 
 
 class Mix(Protocol):
@@ -60,81 +101,55 @@ class Mix(Protocol):
 def register(name: str, forward: Forward, backward: Backward) -> Mix:
     """Define the operators hypermlp::name and hypermlp::name_backward; returns the function that calls them."""
 
-    def forward_op(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        left1: Tensor | None,
-        right1: Tensor | None,
-        base1: Tensor | None,
-        control1: Tensor | None,
-        left2: Tensor | None,
-        right2: Tensor | None,
-        base2: Tensor | None,
-        control2: Tensor | None,
-        spans: Tensor | None,
-        kind: str,
-        norm: str,
-        aligner: str,
-        causal: bool,
-        block_size: int,
-        eps: float,
-        chunk: int | None,
-    ) -> tuple[Tensor, Tensor]:
-        inputs = Inputs(q, k, v, left1, right1, base1, control1, left2, right2, base2, control2, spans)
-        with torch.autocast(q.device.type, enabled=False):
-            return forward(inputs, make_spec(kind, norm, aligner, causal, block_size, eps), chunk)
+    def forward_op(*arguments: Any) -> tuple[Tensor, Tensor]:
+        call = Call.from_flat(arguments)
+        with torch.autocast(call.inputs.q.device.type, enabled=False):
+            return forward(*call)
 
-    def backward_op(
-        d_o: Tensor,
-        o: Tensor,
-        rho: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        left1: Tensor | None,
-        right1: Tensor | None,
-        base1: Tensor | None,
-        control1: Tensor | None,
-        left2: Tensor | None,
-        right2: Tensor | None,
-        base2: Tensor | None,
-        control2: Tensor | None,
-        spans: Tensor | None,
-        kind: str,
-        norm: str,
-        aligner: str,
-        causal: bool,
-        block_size: int,
-        eps: float,
-        chunk: int | None,
-    ) -> list[Tensor]:
-        inputs = Inputs(q, k, v, left1, right1, base1, control1, left2, right2, base2, control2, spans)
-        with torch.autocast(q.device.type, enabled=False):
-            found = backward(d_o, o, rho, inputs, make_spec(kind, norm, aligner, causal, block_size, eps), chunk)
-        return [q.new_empty(0) if g is None else g for g in found]
+    def backward_op(d_o: Tensor, o: Tensor, rho: Tensor, *arguments: Any) -> list[Tensor]:
+        call = Call.from_flat(arguments)
+        with torch.autocast(o.device.type, enabled=False):
+            return [o.new_empty(0) if g is None else g for g in backward(d_o, o, rho, *call)]
 
-    def fake_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    def fake_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        q, _, v, *_ = arguments
         B, T, H, V = q.shape[0], q.shape[1], v.shape[2], v.shape[3]
         return q.new_empty(B, T, H, V), q.new_empty(B, T, H, dtype=compute_dtype(q.dtype))
 
-    def fake_backward(d_o: Tensor, o: Tensor, rho: Tensor, *rest: Any) -> list[Tensor]:
-        return [d_o.new_empty(0) if x is None else x.new_empty(x.shape) for x in rest[:11]]
+    def fake_backward(d_o: Tensor, o: Tensor, rho: Tensor, *arguments: Any) -> list[Tensor]:
+        wanted = Call.from_flat(arguments).inputs.differentiable
+        return [o.new_empty(0) if x is None else x.new_empty(x.shape) for x in wanted]
 
-    opaque = torch.library.custom_op(f"hypermlp::{name}", forward_op, mutates_args=())
-    opaque_backward = torch.library.custom_op(f"hypermlp::{name}_backward", backward_op, mutates_args=())
+    opaque = torch.library.custom_op(
+        f"hypermlp::{name}", forward_op, mutates_args=(), schema=f"({CALL_SCHEMA}) -> (Tensor, Tensor)"
+    )
+    opaque_backward = torch.library.custom_op(
+        f"hypermlp::{name}_backward",
+        backward_op,
+        mutates_args=(),
+        schema=f"(Tensor d_o, Tensor o, Tensor rho, {CALL_SCHEMA}) -> Tensor[]",
+    )
     opaque.register_fake(fake_forward)
     opaque_backward.register_fake(fake_backward)
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*output, *inputs[:12])
-        ctx.options = inputs[12:]
+        tensors, *ctx.options = Call.from_flat(inputs)
+        ctx.save_for_backward(*output, *tensors)
 
     def differentiate(ctx: Any, d_o: Tensor, d_rho: Tensor) -> tuple[Any, ...]:
-        o, rho, *inputs = ctx.saved_tensors
-        found = opaque_backward(d_o, o, rho, *inputs, *ctx.options)
-        grads = [None if x is None else g for x, g in zip(inputs[:11], found, strict=True)]
-        return (*grads, None, *(None for _ in ctx.options))
+        o, rho, *tensors = ctx.saved_tensors
+        call = Call(Inputs(*tensors), *ctx.options)
+        wanted = call.inputs.differentiable
+        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated again
+
+            def dense(*replaced: Tensor) -> Tensor:
+                return reference_mix(call.inputs.with_differentiable(replaced), call.spec)
+
+            grads = gradients_with_graph(dense, wanted, (d_o,))
+        else:
+            found = opaque_backward(d_o, o, rho, *call.flat())
+            grads = [None if x is None else g for x, g in zip(wanted, found, strict=True)]
+        return (*grads, *(None for _ in call.flat()[len(wanted) :]))
 
     opaque.register_autograd(differentiate, setup_context=save)
 
@@ -148,33 +163,73 @@ def register(name: str, forward: Forward, backward: Backward) -> Mix:
         spans: Tensor | None = None,
         chunk: int | None = None,
     ) -> Tensor:
-        inputs = Inputs._make((q, k, v, *flat(routing, False), *flat(reading, True), spans))
-        if not recording(*inputs):
-            with torch.autocast(q.device.type, enabled=False):
-                return forward(inputs, spec, chunk)[0]
-        options = (spec.kind, spec.norm, spec.aligner, spec.causal, spec.block_size, spec.eps, chunk)
-        return opaque(*inputs, *options)[0]
+        call = Call(Inputs(q, k, v, *flatten_mixing(routing, False), *flatten_mixing(reading, True), spans), spec, chunk)
+        if recording(*call.inputs):
+            return opaque(*call.flat())[0]
+        with torch.autocast(q.device.type, enabled=False):
+            return forward(*call)[0]
 
     return mix
 
 
-def recording(*tensors: Tensor | None) -> bool:
-    """Whether somebody watches: autograd, a compiler, a transform. If not, a registered operator may be called directly."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return True
-    present = [t for t in tensors if t is not None]
-    if any(type(t) not in (Tensor, torch.nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(t) for t in present):
-        return True
-    return torch.is_grad_enabled() and any(t.requires_grad for t in present)
-
-
-def flat(mixing: Mixing | None, transpose: bool) -> tuple[Tensor | None, ...]:
+def flatten_mixing(mixing: Mixing | None, transpose: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """left, right, base and control."""
     if mixing is None:
-        return (None, None, None, None)
+        return None, None, None, None
     left, right = (mixing.B, mixing.A) if transpose else (mixing.A, mixing.B)
     return left, right, mixing.baseline(), mixing.control
 
 
-def make_spec(kind: Any, norm: Any, aligner: Any, causal: bool, block_size: int, eps: float) -> Spec:
-    return Spec(kind=kind, norm=norm, aligner=aligner, causal=causal, block_size=block_size, eps=eps)
+def reference_mix(inputs: Inputs, spec: Spec) -> Tensor:
+    """reference.mix of flattened inputs."""
+    i, routing, reading = inputs, None, None
+    if i.left1 is not None and i.right1 is not None and i.control1 is not None:
+        routing = Mixing(i.left1, i.right1, i.control1, i.base1, shortcut=False)
+    if i.left2 is not None and i.right2 is not None and i.control2 is not None:
+        reading = Mixing(i.right2, i.left2, i.control2, i.base2, shortcut=False)
+    return reference.mix(i.q, i.k, i.v, routing, reading, spec, i.spans)
+
+
+# Who watches a call, and what an operator with a hand-written gradient owes them.
+
+
+def recording(*tensors: Tensor | None) -> bool:
+    """Whether autograd, a compiler or a transform observes the call, or there are no values; else operators may be bypassed."""
+    if traced():
+        return True
+    present = [t for t in tensors if t is not None]
+    if any(type(t) not in ORDINARY or t.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(t) for t in present):
+        return True
+    return torch.is_grad_enabled() and any(t.requires_grad for t in present)
+
+
+def traced() -> bool:
+    """Whether a compiler or a dispatch mode records the operators."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def ordinary(*tensors: Tensor | None) -> bool:
+    """Whether operators with code of their own may take these tensors: a subclass need not have its numbers in memory."""
+    return traced() or all(t is None or type(t) in ORDINARY for t in tensors)
+
+
+def transform() -> str | None:
+    """The transformation of functions under way, which differentiates in ways that a hand-written gradient does not know."""
+    if torch._C._functorch.maybe_current_level() is not None:
+        return "inside a torch.func transform"
+    return "inside forward-mode differentiation" if forward_ad._current_level >= 0 else None
+
+
+# What torch.compiler.assume_constant_result does, without its import of the whole compiler.
+transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def gradients_with_graph(
+    compute: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Sequence[Tensor | None], d_outputs: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Gradients of compute(*inputs), in plain steps that autograd can differentiate again."""
+    notice.once("second derivatives are computed in plain steps, with memory that grows with the square of the context")
+    fresh = [None if x is None else x.view_as(x) for x in inputs]  # so that no path leads from one input to another
+    wanted = [x for x in fresh if x is not None and x.requires_grad]
+    found = iter(torch.autograd.grad(compute(*fresh), wanted, d_outputs, create_graph=True, allow_unused=True))
+    return [next(found) if x is not None and x.requires_grad else None for x in fresh]

@@ -7,6 +7,7 @@ or raised to a positive power: decays of any strength are exact. Letters: B batc
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -14,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp.ops import native
-from hypermlp.ops.pointwise import is_single
 from hypermlp.ops.recurrence import expand
-from hypermlp.ops.registered import recording
+from hypermlp.ops.registered import gradients_with_graph, ordinary, recording, transform
 from hypermlp.ops.types import compute_dtype
 
 PLACES = 32  # of a block
@@ -38,8 +38,17 @@ def scan(
     state = x.new_zeros(x.shape[0], *x.shape[2:]) if state is None else state.to(exact)
     if x.shape[1] == 0:
         return x.to(dtype), state
-    h = scan_op(g, x, state)
+    h = scan_op(g, x, state) if transform() is None and ordinary(g, x, state) else plain_scan(g, x, state)
     return h.to(dtype), h[:, -1].clone()  # not a view, which would keep all of h
+
+
+def plain_scan(g: Tensor, x: Tensor, state: Tensor) -> Tensor:
+    """The equation, one token after another: what every kind of differentiation knows."""
+    h, states = state, []
+    for t in range(x.shape[1]):
+        h = g[:, t].exp() * h + x[:, t]
+        states.append(h)
+    return torch.stack(states, 1)
 
 
 def accumulate(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,7 +101,19 @@ def _save_scan(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) 
     ctx.save_for_backward(g, output, state)
 
 
-scan_op.register_autograd(lambda ctx, d_h: scan_backward_op(d_h, *ctx.saved_tensors), setup_context=_save_scan)
+def _backward_scan(ctx: Any, d_h: Tensor) -> tuple[Any, ...]:
+    backward = scan_gradients if torch.is_grad_enabled() else scan_backward_op
+    return backward(d_h, *ctx.saved_tensors)
+
+
+def scan_gradients(d_h: Tensor, g: Tensor, h: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """scan_backward_op in steps that autograd can differentiate again."""
+    d_x = plain_scan(g.roll(-1, 1).flip(1), d_h.flip(1), torch.zeros_like(state)).flip(1)
+    d_past = g.exp() * d_x
+    return d_past * torch.cat([state[:, None], h[:, :-1]], dim=1), d_x, d_past[:, 0]
+
+
+scan_op.register_autograd(_backward_scan, setup_context=_save_scan)
 
 
 def selective_scan(
@@ -118,12 +139,18 @@ def selective_scan(
     if padding is not None:
         delta = delta.masked_fill(padding[..., None], 0)
     with torch.autocast(x.device.type, enabled=False):
-        if impl == "native" and is_single(x):
+        if impl == "native" and native.is_plain(x, delta, A, B, C, state):
             y, last = native_scan(x, delta, A, B, C, state, begins)
         else:
-            h, last = scan(delta[:, :, None] * A, B[..., None] * (delta * x)[:, :, None], state, begins=begins)
-            y = (C[:, :, None] @ h).squeeze(2)
+            y, last = plain_selective_scan(x, delta, A, B, C, state, begins)
     return y.to(dtype), last
+
+
+def plain_selective_scan(
+    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, begins: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    h, last = scan(delta[:, :, None] * A, B[..., None] * (delta * x)[:, :, None], state, begins=begins)
+    return (C[:, :, None] @ h).squeeze(2), last
 
 
 def native_scan(
@@ -168,15 +195,31 @@ def selective_backward_op(
 
 
 @selective_backward_op.register_fake
-def _(d_y: Tensor, d_last: Tensor, marks: Tensor, *inputs: Any) -> list[Tensor]:
-    return [t.new_empty(t.shape) for t in inputs[:6]]
+def _(
+    d_y: Tensor,
+    d_last: Tensor,
+    marks: Tensor,
+    x: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    state: Tensor,
+    begins: Tensor | None,
+) -> list[Tensor]:
+    return [t.new_empty(t.shape) for t in (x, delta, A, B, C, state)]
 
 
 def _save_selective(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[2], *inputs)
+    _, _, marks = output
+    ctx.save_for_backward(marks, *inputs)
 
 
 def _backward_selective(ctx: Any, d_y: Tensor, d_last: Tensor, d_marks: Tensor) -> tuple[Any, ...]:
+    if torch.is_grad_enabled():
+        _, *inputs, begins = ctx.saved_tensors
+        plain = functools.partial(plain_selective_scan, begins=begins)
+        return (*gradients_with_graph(plain, inputs, (d_y, d_last)), None)
     return (*selective_backward_op(d_y, d_last, *ctx.saved_tensors), None)
 
 

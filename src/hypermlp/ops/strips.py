@@ -334,7 +334,8 @@ def operators(inputs: Inputs, dtype: torch.dtype) -> tuple[Operator | None, Oper
         base = None if base is None else base.to(dtype).unsqueeze(1)
         return Operator(left.to(dtype), right.to(dtype), base, control.to(dtype).permute(2, 0, 1, 3))
 
-    return make(*inputs[3:7]), make(*inputs[7:11])
+    i = inputs
+    return make(i.left1, i.right1, i.base1, i.control1), make(i.left2, i.right2, i.base2, i.control2)
 
 
 def select(op: Operator | None, batch: slice, rows: slice) -> Operator | None:
@@ -342,7 +343,7 @@ def select(op: Operator | None, batch: slice, rows: slice) -> Operator | None:
 
 
 def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor]:
-    q, k, v = inputs[:3]
+    q, k, v = inputs.q, inputs.k, inputs.v
     dtype, height = compute_dtype(q.dtype), strip_height(chunk, q.shape[1], k.shape[1])
     routing, reading = operators(inputs, dtype)
     o = q.new_zeros(q.shape[0], q.shape[1], v.shape[2], v.shape[3])  # B T H V; zero where there is no span
@@ -356,10 +357,11 @@ def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tens
 
 
 def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None) -> list[Tensor | None]:
-    q, k, v = inputs[:3]
+    q, k, v = inputs.q, inputs.k, inputs.v
     dtype, height = compute_dtype(q.dtype), strip_height(chunk, q.shape[1], k.shape[1])
     routing, reading = operators(inputs, dtype)
-    into = Inputs._make(None if x is None else x.new_zeros(x.shape, dtype=dtype) for x in inputs)
+    wanted = inputs.differentiable
+    into = inputs.with_differentiable(None if x is None else x.new_zeros(x.shape, dtype=dtype) for x in wanted)
     d_routing, d_reading = operators(into, dtype)
     for b, rows, slots in groups(q, k, inputs.spans, height):
         own = heads_first(q[b, rows], dtype), heads_first(k[b, slots], dtype), heads_first(v[b, slots], dtype)
@@ -371,7 +373,7 @@ def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, ch
         into.q[b, rows] = heads_last(grads.q, part.batch)
         into.k[b, slots] += heads_last(grads.k, part.batch)
         into.v[b, slots] += heads_last(grads.v, part.batch)
-    return [None if x is None or g is None else g.to(x.dtype) for g, x in zip(into[:11], inputs[:11], strict=True)]
+    return [None if x is None or g is None else g.to(x.dtype) for g, x in zip(into.differentiable, wanted, strict=True)]
 
 
 mix = register("strips", forward, backward)

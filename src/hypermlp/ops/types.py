@@ -36,6 +36,10 @@ class Mixing(NamedTuple):
         return 1 + self.diag if self.shortcut else self.diag
 
 
+def tensors_of(mixing: Mixing | None) -> tuple[Tensor | None, ...]:
+    return () if mixing is None else (mixing.A, mixing.B, mixing.control, mixing.diag)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spec:
     """The choices of the operator that are not tensors; see HyperGLUConfig for their meaning."""

@@ -1899,11 +1899,11 @@ HM_API int hm_gate_forward(const hm_gate_args *p) {
     run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
         Share mine(p->N, w, nw);
         for (i64 r = mine.begin; r < mine.end; r++) {
-            const float *x = p->x + r * p->x_row, *g = p->g + r * p->g_row;
+            const float *x = p->x ? p->x + r * p->x_row : nullptr, *g = p->g + r * p->g_row;
             float *y = p->y + r * p->y_row;
             each_pair(p->C, [&](i64 j, i64 n) {
                 pair s = sigmoid(load2_some(g + j, n));
-                store2_some(y + j, p->x ? load2_some(x + j, n) * s : s, n);
+                store2_some(y + j, x ? load2_some(x + j, n) * s : s, n);
             });
         }
     });
@@ -1915,12 +1915,12 @@ HM_API int hm_gate_backward(const hm_gate_args *p) {
     run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
         Share mine(p->N, w, nw);
         for (i64 r = mine.begin; r < mine.end; r++) {
-            const float *x = p->x + r * p->x_row, *g = p->g + r * p->g_row, *dy = p->dy + r * p->dy_row;
-            float *dx = p->dx + r * p->dx_row, *dg = p->dg + r * p->dg_row;
+            const float *x = p->x ? p->x + r * p->x_row : nullptr, *g = p->g + r * p->g_row, *dy = p->dy + r * p->dy_row;
+            float *dx = p->x ? p->dx + r * p->dx_row : nullptr, *dg = p->dg + r * p->dg_row;
             each_pair(p->C, [&](i64 j, i64 n) {
                 pair gv = load2_some(g + j, n), d = load2_some(dy + j, n);
                 pair e = exp_negative(minus_abs(gv)), s = sigmoid_from(gv, e);
-                if (p->x) {
+                if (x) {
                     pair xv = load2_some(x + j, n);
                     store2_some(dx + j, d * s, n);
                     d = d * xv;
@@ -1970,7 +1970,7 @@ static int run_step(const hm_step_args &p) {
         conv.B = B, conv.T = 1, conv.C = C, conv.W = p.W, conv.nthreads = 1;
         conv.x = x, conv.wk = p.conv_k, conv.wv = p.conv_v, conv.yk = to_k, conv.yv = to_v;
         std::vector<float> history(B * (p.W - 1) * C + 1);
-        for (i64 b = 0; b < B; b++)
+        for (i64 b = 0; b < B && p.W > 1; b++)
             memcpy(history.data() + b * (p.W - 1) * C, p.history + b * p.history_b, (p.W - 1) * C * sizeof(float));
         conv.history = history.data();
         Conv twin(conv);

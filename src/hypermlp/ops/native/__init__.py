@@ -1,0 +1,37 @@
+"""The operator and what surrounds it in compiled C++ for the CPU."""
+
+from hypermlp.ops.native.bindings import is_plain
+from hypermlp.ops.native.build import Library, cache_folder, library
+from hypermlp.ops.native.kernels import (
+    SCAN_ROWS,
+    StepParameters,
+    convs_backward,
+    convs_forward,
+    gate_backward,
+    gate_forward,
+    linears,
+    mix,
+    scan_backward,
+    scan_forward,
+    scan_inputs,
+    step,
+)
+
+__all__ = [
+    "SCAN_ROWS",
+    "Library",
+    "StepParameters",
+    "cache_folder",
+    "convs_backward",
+    "convs_forward",
+    "gate_backward",
+    "gate_forward",
+    "is_plain",
+    "library",
+    "linears",
+    "mix",
+    "scan_backward",
+    "scan_forward",
+    "scan_inputs",
+    "step",
+]

@@ -1,0 +1,206 @@
+"""The border between Python and the compiled kernel: its structures, its entry points, and the addresses it is given.
+
+Every address comes from `pointer`, `view` or `row_pointer`, which look at the tensor itself; a tensor that is not what the
+kernel would read raises an error instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from hypermlp.ops.native.build import library
+from hypermlp.ops.registered import ORDINARY, traced
+
+I64, POINTER = ctypes.c_int64, ctypes.c_void_p
+
+FAILURES = {1: "out of memory", 2: "arguments do not agree"}
+
+
+class View(ctypes.Structure):
+    """A tensor (batch, time, head, width) with a contiguous last axis; strides in floats."""
+
+    _fields_ = (("data", POINTER), ("b", I64), ("t", I64), ("h", I64))
+
+
+class Arguments(ctypes.Structure):
+    """hm_args of kernel.cpp, field by field."""
+
+    _fields_ = (
+        *(
+            (name, I64)
+            for name in ("B", "T", "S", "H", "G", "K", "V", "R1", "R2", "L", "act", "norm", "shortcut1", "shortcut2")
+        ),
+        ("eps", ctypes.c_double),
+        ("n_spans", I64),
+        ("spans", POINTER),
+        ("nthreads", I64),
+        ("parallel", POINTER),
+        *((name, View) for name in ("q", "k", "v", "s1", "s2")),
+        *((name, POINTER) for name in ("A1", "B1", "diag1", "A2", "B2", "diag2")),
+        ("o", View),
+        ("rho", POINTER),
+        *((name, View) for name in ("dout", "dq", "dk", "dv", "ds1", "ds2")),
+        *((name, POINTER) for name in ("dA1", "dB1", "ddiag1", "dA2", "dB2", "ddiag2")),
+    )
+
+
+class ConvArguments(ctypes.Structure):
+    """hm_conv_args of kernel.cpp."""
+
+    _fields_ = (
+        *((name, I64) for name in ("B", "T", "C", "W", "nthreads")),
+        ("parallel", POINTER),
+        ("x", View),
+        *((name, POINTER) for name in ("wk", "wv", "pos", "history")),
+        *((name, View) for name in ("yk", "yv", "dyk", "dyv", "dx")),
+        *((name, POINTER) for name in ("dwk", "dwv")),
+    )
+
+
+class GateArguments(ctypes.Structure):
+    """hm_gate_args of kernel.cpp."""
+
+    _fields_ = (
+        *((name, I64) for name in ("N", "C", "nthreads")),
+        ("parallel", POINTER),
+        *((name, POINTER) for name in ("x", "g", "y")),
+        *((name, I64) for name in ("x_row", "g_row", "y_row")),
+        *((name, POINTER) for name in ("dy", "dx", "dg")),
+        *((name, I64) for name in ("dy_row", "dx_row", "dg_row")),
+    )
+
+
+class LinearEntry(ctypes.Structure):
+    """hm_linear_entry of kernel.cpp."""
+
+    _fields_ = (*((name, POINTER) for name in ("x", "w", "bias", "y")), *((name, I64) for name in ("x_row", "in_", "out")))
+
+
+class LinearArguments(ctypes.Structure):
+    """hm_linear_args of kernel.cpp."""
+
+    _fields_ = (*((name, I64) for name in ("N", "entries", "nthreads")), ("parallel", POINTER), ("entry", POINTER))
+
+
+class Weights(ctypes.Structure):
+    """hm_weights of kernel.cpp."""
+
+    _fields_ = (("w", POINTER), ("bias", POINTER))
+
+
+class StepArguments(ctypes.Structure):
+    """hm_step_args of kernel.cpp."""
+
+    _fields_ = (
+        ("mix", Arguments),
+        ("C", I64),
+        ("W", I64),
+        ("x", POINTER),
+        ("x_row", I64),
+        ("history", POINTER),
+        ("history_b", I64),
+        ("conv_k", POINTER),
+        ("conv_v", POINTER),
+        *((name, Weights) for name in ("q", "k", "v", "gate_qk", "gate_vo", "control1", "control2", "out")),
+        ("y", POINTER),
+    )
+
+
+class ScanArguments(ctypes.Structure):
+    """hm_scan_args of kernel.cpp."""
+
+    _fields_ = (
+        *((name, I64) for name in ("B", "T", "E", "N", "rows", "group", "nthreads")),
+        ("parallel", POINTER),
+        *((name, POINTER) for name in ("x", "delta", "A", "in_", "out", "begins", "state", "y", "last", "marks")),
+        *((name, POINTER) for name in ("dy", "dlast", "dx", "ddelta", "dA", "dstate", "din", "dout")),
+    )
+
+
+MIRRORED = (Arguments, ConvArguments, GateArguments, LinearArguments, LinearEntry, StepArguments, ScanArguments)
+
+
+@functools.cache
+def thread_pool() -> int | None:
+    """Address of torch's own OpenMP entry point, since two pools of threads would fight; None: the kernel starts its own."""
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")):
+        try:
+            return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, POINTER).value
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+@functools.cache
+def entry_point(name: str) -> Callable[..., int]:
+    """A function of the kernel; the structures on both sides are compared first."""
+    handle = library().handle
+    assert handle is not None, "chosen only where it loads"
+    sizes = (I64 * len(MIRRORED))()
+    handle.hm_sizes(sizes)
+    assert list(sizes) == [ctypes.sizeof(structure) for structure in MIRRORED], "native.py and kernel.cpp disagree"
+    return cast("Callable[..., int]", getattr(handle, name))
+
+
+def call(name: str, arguments: ctypes.Structure) -> None:
+    status = entry_point(name)(ctypes.byref(arguments))
+    if status != 0:
+        raise RuntimeError(f"{name} failed with status {status}: {FAILURES.get(status, 'unknown')}")
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether the kernel may read these tensors' numbers where they lie: float32 in the CPU's memory, no subclass."""
+    present = [t for t in tensors if t is not None]
+    if any(t.dtype != torch.float32 or t.device.type != "cpu" for t in present):
+        return False
+    return traced() or not any(type(t) not in ORDINARY or t.is_neg() for t in present)
+
+
+def check_border(x: Tensor, dtype: torch.dtype, dense: bool) -> int:
+    """The tensor's address; raises where the kernel would read something else than its numbers."""
+    address = x.data_ptr() if type(x) in ORDINARY and x.device.type == "cpu" and x.layout == torch.strided else 0
+    if x.dtype != dtype or not dense or x.is_neg() or (address == 0 and x.numel() > 0):
+        raise ValueError(
+            f"the native kernel takes {dtype} tensors in the CPU's memory, contiguous where it counts on it, and not "
+            f"{type(x).__name__} {tuple(x.shape)} of {x.dtype} on {x.device} with strides {x.stride()}; "
+            'this is a defect of hypermlp, and impl="dense" avoids it'
+        )
+    return address
+
+
+def pointer(x: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
+    """Address of a contiguous tensor, or none."""
+    return None if x is None else check_border(x, dtype, x.is_contiguous())
+
+
+def view(x: Tensor | None) -> View:
+    """x (B T H V) or (B T C) whose last axis is contiguous."""
+    if x is None:
+        return View(None, 0, 0, 0)
+    address = check_border(x, torch.float32, x.stride(-1) == 1 or x.shape[-1] <= 1)
+    return View(address, x.stride(0), x.stride(1), x.stride(2) if x.dim() == 4 else 0)
+
+
+def row_pointer(x: Tensor | None) -> tuple[int | None, int]:
+    """Address and row stride of x (N C) whose rows are contiguous."""
+    if x is None:
+        return None, 0
+    return check_border(x, torch.float32, x.stride(1) == 1 or x.shape[1] <= 1), x.stride(0)
+
+
+def single(x: Tensor) -> Tensor:
+    """float32 with a contiguous last axis, as it is where it can be."""
+    x = x.to(torch.float32).resolve_neg()
+    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+
+
+def whole(x: Tensor) -> Tensor:
+    """float32 and contiguous, as it is where it can be."""
+    return x.to(torch.float32).resolve_neg().contiguous()

@@ -1,0 +1,277 @@
+"""The operator, the convolutions and the gates in compiled code for the CPU (kernel.cpp), float32, causal offset layout.
+
+Letters as in ops/types.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hypermlp.ops.native.bindings import (
+    Arguments,
+    ConvArguments,
+    GateArguments,
+    LinearArguments,
+    LinearEntry,
+    ScanArguments,
+    StepArguments,
+    Weights,
+    call,
+    pointer,
+    row_pointer,
+    single,
+    thread_pool,
+    view,
+    whole,
+)
+from hypermlp.ops.registered import Inputs, register
+from hypermlp.ops.types import Spec, dense_spans
+
+SCAN_ROWS, SCAN_GROUP = 16, 128  # tokens whose states are made again at once, channels whose gradients are summed at once
+
+
+class Passed(NamedTuple):
+    """The kernel's arguments, and the tensors that they point into, which must live while it runs."""
+
+    arguments: Arguments
+    inputs: Inputs
+
+    @classmethod
+    def make(cls, inputs: Inputs, spec: Spec) -> Passed:
+        spans = dense_spans(inputs.q.shape[0], inputs.q.shape[1], inputs.k.shape[1]) if inputs.spans is None else inputs.spans
+        spans = spans.to("cpu", torch.int64)
+        strided = {name: single(x) for name, x in inputs._asdict().items() if name in STRIDED and x is not None}
+        packed = {name: whole(x) for name, x in inputs._asdict().items() if name in PACKED and x is not None}
+        t = inputs._replace(**strided, **packed, spans=spans[spans[:, 2] > spans[:, 1]].contiguous())
+        a = Arguments(t.q.shape[0], t.q.shape[1], t.k.shape[1], t.v.shape[2], t.q.shape[2], t.q.shape[3], t.v.shape[3])
+        a.R1 = 0 if t.left1 is None else t.left1.shape[2]
+        a.R2 = 0 if t.left2 is None else t.left2.shape[2]
+        a.L, a.act, a.norm, a.eps = spec.block_size, int(spec.kind == "relu"), int(spec.norm != "none"), spec.eps
+        assert t.spans is not None
+        a.n_spans, a.spans = len(t.spans), pointer(t.spans, torch.int64)
+        a.nthreads, a.parallel = torch.get_num_threads(), thread_pool()
+        a.q, a.k, a.v, a.s1, a.s2 = view(t.q), view(t.k), view(t.v), view(t.control1), view(t.control2)
+        a.A1, a.B1, a.diag1 = pointer(t.left1), pointer(t.right1), pointer(t.base1)
+        a.B2, a.A2, a.diag2 = pointer(t.left2), pointer(t.right2), pointer(t.base2)  # R2 is applied transposed
+        return cls(a, t)
+
+
+# How the kernel takes a tensor: with strides in all axes but the last, or contiguous.
+STRIDED = ("q", "k", "v", "control1", "control2")
+PACKED = ("left1", "right1", "base1", "left2", "right2", "base2")
+
+
+def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor]:
+    a, t = Passed.make(inputs, spec)
+    o = t.q.new_empty(*t.q.shape[:2], *t.v.shape[2:])
+    rho = t.q.new_empty(o.shape[:3])
+    a.o, a.rho = view(o), pointer(rho)
+    call("hm_forward", a)
+    return o.to(inputs.q.dtype), rho
+
+
+def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None) -> list[Tensor | None]:
+    a, _kept = Passed.make(inputs, spec)
+    d_o, o, rho = single(d_o), single(o), whole(rho)
+    wanted = inputs.differentiable
+    d = inputs.with_differentiable(None if x is None else x.new_empty(x.shape, dtype=torch.float32) for x in wanted)
+    a.o, a.rho, a.dout = view(o), pointer(rho), view(d_o)
+    a.dq, a.dk, a.dv, a.ds1, a.ds2 = view(d.q), view(d.k), view(d.v), view(d.control1), view(d.control2)
+    a.dA1, a.dB1, a.ddiag1 = pointer(d.left1), pointer(d.right1), pointer(d.base1)
+    a.dB2, a.dA2, a.ddiag2 = pointer(d.left2), pointer(d.right2), pointer(d.base2)
+    call("hm_backward", a)
+    return [None if x is None or g is None else g.to(x.dtype) for g, x in zip(d.differentiable, wanted, strict=True)]
+
+
+mix = register("native", forward, backward)
+
+
+def convs_forward(x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Both depthwise causal convolutions of x (B T C) in one pass; see ops.pointwise.convs."""
+    x, wk, wv, position, history = conv_inputs(x, wk, wv, position, history)
+    yk, yv = x.new_empty(x.shape), x.new_empty(x.shape)
+    a = conv_arguments(x, wk, wv, position, history)
+    a.yk, a.yv = view(yk), view(yv)
+    call("hm_conv_forward", a)
+    return yk, yv
+
+
+def convs_backward(
+    d_yk: Tensor, d_yv: Tensor, x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, wk and wv."""
+    x, wk, wv, position, _ = conv_inputs(x, wk, wv, position, None)
+    d_yk, d_yv = single(d_yk), single(d_yv)
+    d_x, d_wk, d_wv = x.new_empty(x.shape), wk.new_empty(wk.shape), wv.new_empty(wv.shape)
+    a = conv_arguments(x, wk, wv, position, None)
+    a.dyk, a.dyv, a.dx, a.dwk, a.dwv = view(d_yk), view(d_yv), view(d_x), pointer(d_wk), pointer(d_wv)
+    call("hm_conv_backward", a)
+    return d_x, d_wk, d_wv
+
+
+def conv_inputs(
+    x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """As the kernel takes them; a convolution of one tap has no history."""
+    position = None if position is None else position.expand(x.shape[:2]).to(torch.int64).contiguous()
+    history = None if history is None or wk.shape[1] == 1 else whole(history)
+    return single(x), whole(wk), whole(wv), position, history
+
+
+def conv_arguments(x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None) -> ConvArguments:
+    a = ConvArguments(*x.shape, wk.shape[1], torch.get_num_threads(), thread_pool(), view(x))
+    a.wk, a.wv, a.pos, a.history = pointer(wk), pointer(wv), pointer(position, torch.int64), pointer(history)
+    return a
+
+
+def gate_forward(x: Tensor | None, g: Tensor) -> Tensor:
+    """x ⊙ σ(g), or σ(g), for x and g (B T C) whose rows may lie apart."""
+    y = g.new_empty(g.shape)
+    xs, gs, ys = None if x is None else rows(x), rows(g), rows(y)
+    a = GateArguments(*gs.shape, torch.get_num_threads(), thread_pool())
+    (a.x, a.x_row), (a.g, a.g_row), (a.y, a.y_row) = row_pointer(xs), row_pointer(gs), row_pointer(ys)
+    call("hm_gate_forward", a)
+    return y
+
+
+def gate_backward(d_y: Tensor, x: Tensor | None, g: Tensor, d_x: Tensor | None, d_g: Tensor) -> None:
+    """Writes the gradients of x and g into d_x and d_g, whose rows may lie apart."""
+    xs, gs, d_ys = None if x is None else rows(x), rows(g), rows(d_y)
+    d_xs, d_gs = None if d_x is None else d_x.view(-1, d_x.shape[2]), d_g.view(-1, d_g.shape[2])
+    a = GateArguments(*gs.shape, torch.get_num_threads(), thread_pool())
+    (a.x, a.x_row), (a.g, a.g_row), (a.dy, a.dy_row) = row_pointer(xs), row_pointer(gs), row_pointer(d_ys)
+    (a.dx, a.dx_row), (a.dg, a.dg_row) = row_pointer(d_xs), row_pointer(d_gs)
+    call("hm_gate_backward", a)
+
+
+def linears(products: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> list[Tensor]:
+    """x Wᵀ + b for each (x, W, b), all x with the same few rows (B T in)."""
+    entries = (LinearEntry * len(products))()
+    made, kept = [], []
+    for entry, (x, weight, bias) in zip(entries, products, strict=True):
+        xs, weight, bias = rows(x), whole(weight), None if bias is None else whole(bias)
+        y = x.new_empty(*x.shape[:2], weight.shape[0])
+        entry.x, entry.x_row = row_pointer(xs)
+        entry.w, entry.bias, entry.y = pointer(weight), pointer(bias), pointer(y)
+        entry.in_, entry.out = weight.shape[1], weight.shape[0]
+        made.append(y)
+        kept += [xs, weight, bias]
+    count = products[0][0].shape[0] * products[0][0].shape[1]
+    a = LinearArguments(count, len(products), torch.get_num_threads(), thread_pool(), ctypes.addressof(entries))
+    call("hm_linear", a)
+    del kept
+    return made
+
+
+class StepParameters(NamedTuple):
+    """A layer's parameters as hm_step takes them: linear layers as (weight, bias), None where there is none."""
+
+    q: tuple[Tensor, Tensor | None]
+    k: tuple[Tensor, Tensor | None]
+    v: tuple[Tensor, Tensor | None]
+    gate_qk: tuple[Tensor, Tensor | None] | None
+    gate_vo: tuple[Tensor, Tensor | None] | None
+    control1: tuple[Tensor, Tensor | None] | None
+    control2: tuple[Tensor, Tensor | None] | None
+    out: tuple[Tensor, Tensor | None]
+    convs: tuple[Tensor, Tensor] | None
+    routing: tuple[Tensor, Tensor, Tensor | None, bool] | None  # A, B, diag, shortcut
+    reading: tuple[Tensor, Tensor, Tensor | None, bool] | None
+
+    def tensors(self) -> Iterator[Tensor]:
+        for group in self:
+            yield from (t for t in group or () if isinstance(t, Tensor))
+
+
+def step(x: Tensor, k: Tensor, v: Tensor, spans: Tensor, history: Tensor, p: StepParameters, spec: Spec) -> Tensor:
+    """One token for each row, x (B 1 C), through a whole layer; its k and v are written to the last slot of each row's span."""
+    y = x.new_empty(x.shape)
+    a = StepArguments()
+    m = a.mix
+    m.B, m.T, m.S, m.H, m.G, m.K, m.V = x.shape[0], 1, k.shape[1], v.shape[2], k.shape[2], k.shape[3], v.shape[3]
+    m.L, m.act, m.norm, m.eps = spec.block_size, int(spec.kind == "relu"), int(spec.norm != "none"), spec.eps
+    m.n_spans, m.spans = x.shape[0], pointer(spans, torch.int64)
+    m.nthreads, m.parallel = torch.get_num_threads(), thread_pool()
+    m.k, m.v = view(k), view(v)
+    if p.routing is not None:
+        m.A1, m.B1, m.diag1 = (pointer(t) for t in p.routing[:3])
+        m.R1, m.shortcut1 = p.routing[0].shape[2], p.routing[3]
+    if p.reading is not None:
+        m.A2, m.B2, m.diag2 = (pointer(t) for t in p.reading[:3])
+        m.R2, m.shortcut2 = p.reading[0].shape[2], p.reading[3]
+    a.C, a.y = x.shape[2], pointer(y)
+    a.x, a.x_row = row_pointer(x[:, 0])
+    if p.convs is not None:
+        a.W, a.conv_k, a.conv_v = p.convs[0].shape[1], pointer(p.convs[0]), pointer(p.convs[1])
+        a.history, a.history_b = row_pointer(history.flatten(1))
+    for name in ("q", "k", "v", "gate_qk", "gate_vo", "control1", "control2", "out"):
+        layer = getattr(p, name)
+        if layer is not None:
+            setattr(a, name, Weights(*map(pointer, layer)))
+    call("hm_step", a)
+    return y
+
+
+def rows(x: Tensor) -> Tensor:
+    """x (B T C) as float32 rows (N C) a constant distance apart, with no copy where it can be."""
+    return single(x).reshape(-1, x.shape[2])
+
+
+class ScanInputs(NamedTuple):
+    """What the selective scan takes, contiguous float32."""
+
+    x: Tensor  # B T E
+    delta: Tensor  # B T E
+    A: Tensor  # N E
+    B: Tensor  # B T N
+    C: Tensor  # B T N
+    state: Tensor  # B N E
+    begins: Tensor | None  # B T
+
+    def arguments(self) -> ScanArguments:
+        a = ScanArguments(*self.x.shape, self.A.shape[0], SCAN_ROWS, SCAN_GROUP, torch.get_num_threads(), thread_pool())
+        a.x, a.delta, a.A = pointer(self.x), pointer(self.delta), pointer(self.A)
+        a.in_, a.out, a.state, a.begins = (
+            pointer(self.B),
+            pointer(self.C),
+            pointer(self.state),
+            pointer(self.begins, torch.uint8),
+        )
+        return a
+
+
+def scan_inputs(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, begins: Tensor | None) -> ScanInputs:
+    begins = None if begins is None else begins.expand(x.shape[:2]).to(torch.uint8).contiguous()
+    x, delta, A, B, C, state = (whole(t) for t in (x, delta, A, B, C, state))
+    return ScanInputs(x, delta, A, B, C, state, begins)
+
+
+def scan_forward(inputs: ScanInputs, *, marks: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """y (B T E), the last state (B N E) and, for backward, the states before each block (B blocks N E)."""
+    x, state = inputs.x, inputs.state
+    y, last = x.new_empty(x.shape), state.new_empty(state.shape)
+    blocks = -(-x.shape[1] // SCAN_ROWS) if marks else 0
+    kept = state.new_empty(state.shape[0], blocks, *state.shape[1:])
+    a = inputs.arguments()
+    a.y, a.last, a.marks = pointer(y), pointer(last), pointer(kept) if marks else None
+    call("hm_scan_forward", a)
+    return y, last, kept
+
+
+def scan_backward(d_y: Tensor, d_last: Tensor, inputs: ScanInputs, marks: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of x, delta, A, B, C and state."""
+    x, delta, _, B, C, state, _ = inputs
+    d_y, d_last, marks = whole(d_y), whole(d_last), whole(marks)
+    groups = -(-x.shape[2] // SCAN_GROUP)
+    d_x, d_delta, d_A, d_state = (torch.empty_like(t) for t in (x, delta, state, state))
+    d_B, d_C = B.new_empty(groups, *B.shape), C.new_empty(groups, *C.shape)
+    a = inputs.arguments()
+    a.marks, a.dy, a.dlast = pointer(marks), pointer(d_y), pointer(d_last)
+    a.dx, a.ddelta, a.dA, a.dstate, a.din, a.dout = map(pointer, (d_x, d_delta, d_A, d_state, d_B, d_C))
+    call("hm_scan_backward", a)
+    return d_x, d_delta, d_A.sum(0), d_B.sum(0), d_C.sum(0), d_state
