@@ -1,0 +1,26 @@
+"""Appendix B: the common setting."""
+
+from __future__ import annotations
+
+import torch
+
+from hypermlp.analysis.theory.registry import Case, relative, statement
+from hypermlp.analysis.theory.setting import hidden
+
+
+@statement(
+    "B.2",
+    "Lemma",
+    "Dividing by a positive number keeps the gate",
+    says="ReLU(h/ρ) = ReLU(h)/ρ, and the slots that are positive after the normalisation are those that were positive "
+    "before it.",
+    assumes="L2Norm(h) = h/ρ(h) with one positive number ρ(h) per row.",
+    control="a layer normalisation, which subtracts the mean as well",
+)
+def gate_invariance(case: Case) -> float:
+    layer, x, X = case.layer(), case.normal(4, 6), case.normal(case.integer(2, 12), 6)
+    h = hidden(layer, x, X)  # of the real operator, n H t
+    rho = (h.square().sum(-1, keepdim=True) + layer.config.norm_eps).sqrt()
+    normalised = (h - h.mean(-1, keepdim=True)) / rho if case.broken else h / rho
+    flips = float(((normalised > 0) != (h > 0)).sum())
+    return flips + relative(torch.relu(normalised), torch.relu(h) / rho)

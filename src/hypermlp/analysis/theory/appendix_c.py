@@ -1,0 +1,216 @@
+"""Appendix C, first half: sub-networks, the dynamic two-layer form, three stages of memory, extension (C.1 to C.9)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hypermlp.analysis.theory.registry import Case, proof_only, relative, statement
+from hypermlp.analysis.theory.setting import atoms, heads, hidden, mixing_matrix, own_context
+from hypermlp.mixers.hyper import HyperGLU
+
+
+@statement(
+    "C.1",
+    "Lemma",
+    "ReLU is a diagonal gate",
+    says="ReLU(z) = z D(z), where D(z) is the diagonal matrix of 1{z > 0}.",
+    assumes="the activation is ReLU.",
+    control="a leaky ReLU",
+)
+def diagonal_gate(case: Case) -> float:
+    z = case.normal(case.integer(8, 40))
+    found = F.leaky_relu(z, 0.1) if case.broken else F.relu(z)
+    return relative(found, z @ torch.diag((z > 0).double()))
+
+
+@statement(
+    "C.2",
+    "Theorem",
+    "A ReLU MLP selects a linear sub-network",
+    says="f(x) = x W₁D_xW₂ + b₁D_xW₂ + b₂ for every x, so f is affine wherever the mask D_x is constant.",
+    assumes="for the second part: the points compared have one mask.",
+    control="points on both sides of a boundary",
+)
+def selects_subnetwork(case: Case) -> float:
+    d, width = case.integer(2, 6), case.integer(2, 12)
+    W1, b1, W2, b2 = case.normal(d, width), case.normal(width), case.normal(width, d), case.normal(d)
+    x, step = case.normal(d), case.normal(d)
+
+    def f(x: Tensor) -> Tensor:
+        return F.relu(x @ W1 + b1) @ W2 + b2
+
+    z, dz = x @ W1 + b1, step @ W1
+    reach = float((z / dz).abs().min())  # to the nearest boundary along the step
+    step = step * (1.5 if case.broken else 0.9) * reach
+    mask = torch.diag((z > 0).double())
+    form = relative(x @ W1 @ mask @ W2 + b1 @ mask @ W2 + b2, f(x))
+    return form + float((f(x + step) + f(x - step) - 2 * f(x)).norm() / f(x).norm())
+
+
+@statement(
+    "C.3",
+    "Proposition",
+    "The layer is a two-layer MLP with weights made from the context",
+    says="The layer's output is the sum over heads of σ(x W1) W2 with W1 = L1(x) Xᵀ R1(x) of size d × t and W2 = "
+    "R2(x)ᵀ X L2(x)ᵀ of size t × d.",
+    assumes="X is the prefix in lag order, newest first; q and k carry no rotation.",
+    control="the prefix in time order",
+)
+def dynamic_form(case: Case) -> float:
+    layer, X = case.layer(), case.normal(case.integer(2, 12), 6)
+    out = torch.zeros(6, dtype=torch.float64)
+    for head in heads(layer, X[0], X.flip(0) if case.broken else X):
+        W1, W2 = head.L1 @ head.X.T @ head.R1, head.R2.T @ head.X @ head.L2.T
+        h = head.x @ W1
+        out = out + F.relu(h / (h.square().sum() + head.eps).sqrt()) @ W2
+    return relative(own_context(layer, X), out)
+
+
+@statement(
+    "C.5",
+    "Theorem",
+    "Three stages: space, pool, activated set",
+    says="The output is 1/ρ(h) times the sum of α(x; u)β(x; v) over the activated slots alone, which are some of the t "
+    "pool slots (u, v).",
+    assumes="σ = ReLU ∘ L2Norm.",
+    control="a HyperGLU, whose activation has a second factor",
+)
+def three_stages(case: Case) -> float:
+    layer, X = case.layer(attn_kind="glu" if case.broken else "relu"), case.normal(case.integer(2, 12), 6)
+    out, outside = torch.zeros(6, dtype=torch.float64), 0
+    for head in heads(layer, X[0], X):
+        pool, kept = atoms(head), atoms(head)[head.activated]
+        outside += sum(not bool((pool == atom).all(1).any()) for atom in kept)
+        out = out + head.alpha[head.activated] @ head.beta[head.activated] / head.rho
+    return outside + relative(own_context(layer, X), out)
+
+
+def extend(short: HyperGLU, long: HyperGLU, *, keep_diagonal: bool = False, newest_last: bool = True) -> None:
+    """Lemma C.6: give `long` the parameters of `short`, with p = −1 and A = B = 0 at the further lags.
+
+    Lags are stored newest last, so the further ones come first; in forward order they come last.
+    """
+    with torch.no_grad():
+        for name, theirs in short.state_dict().items():
+            ours = long.state_dict()[name]
+            if ours.shape == theirs.shape:
+                ours.copy_(theirs)
+                continue
+            more, t = ours.shape[1] - theirs.shape[1], theirs.shape[1]
+            rest, kept = (slice(0, more), slice(more, None)) if newest_last else (slice(t, None), slice(0, t))
+            ours[:, kept] = theirs
+            if name.endswith("diag"):
+                ours[:, rest] = 0.0 if keep_diagonal else -1.0
+            else:
+                ours[:, rest] = 0.0
+
+
+def extended_pair(case: Case, *, keep_diagonal: bool = False, **changes: object) -> tuple[HyperGLU, HyperGLU, int, int]:
+    """A layer for t tokens, its extension to T tokens, t and T."""
+    t = case.integer(3, 7)
+    T = t + case.integer(1, 6)
+    short, long = (case.layer(block_size=n, **changes) for n in (t, T))
+    extend(short, long, keep_diagonal=keep_diagonal)
+    return short, long, t, T
+
+
+@statement(
+    "C.6",
+    "Lemma",
+    "Lag parameters have an extension",
+    says="With p = −1 and A = B = 0 at the lags beyond t, the operator of length T is the one of length t in its "
+    "top-left corner, R_T(x) = P R_t(x) Pᵀ, for every x.",
+    assumes="the diagonal beyond t is 1 + p = 0.",
+    control="p = 0 beyond t: the shortcut stays",
+)
+def extension(case: Case) -> float:
+    short, long, t, T = extended_pair(case, keep_diagonal=case.broken)
+    x, P = case.normal(6), torch.eye(T, t, dtype=torch.float64)
+    pairs = [(short.op1, long.op1), (short.op2, long.op2)]
+    return max(
+        relative(mixing_matrix(long, b, x, head, T), P @ mixing_matrix(short, a, x, head, t) @ P.T)
+        for a, b in pairs
+        for head in (0, 1)
+    )
+
+
+@statement(
+    "C.7",
+    "Corollary",
+    "An extended layer ignores the older tokens",
+    says="The extended layer gives the output of the short one; its first t slots are the short one's, all others are "
+    "(0, 0) and never activated.",
+    assumes="R_T = P R_t Pᵀ, and ρ([h, 0]) = ρ(h).",
+    control="a root mean square in place of ρ, which zeros dilute",
+)
+def extended_pool(case: Case) -> float:
+    short, long, t, T = extended_pair(case)
+    X = case.normal(T, 6)
+    worst = 0.0
+    for a, b in zip(heads(short, X[0], X[:t]), heads(long, X[0], X), strict=True):
+        padded = F.pad(atoms(a), (0, 0, 0, T - t))
+        worst = max(worst, relative(atoms(b), padded), float(b.activated[t:].sum()))
+    out, expected = own_context(long, X), own_context(short, X[:t])
+    if case.broken:
+        out, expected = out * T**0.5, expected * t**0.5
+    return worst + relative(out, expected)
+
+
+@statement(
+    "C.8",
+    "Proposition",
+    "The hidden layer grows with the context",
+    says="At a row with t tokens the hidden layer has t units and the pool at most t different atoms, one per unit.",
+    assumes="causal rows, t ≤ block_size.",
+    control="the bidirectional layer, whose every row sees all tokens",
+)
+def growing_width(case: Case) -> float:
+    T = case.integer(3, 10)
+    t = case.integer(1, T - 1)
+    options: dict[str, object] = {"aligner_kind": "identity", "do_masking": False} if case.broken else {}
+    layer, tokens = case.layer(block_size=T, **options), case.normal(T, 6)
+    tokens = tokens.requires_grad_()
+    out = layer(tokens[None], impl="dense")[0, t - 1]
+    (slope,) = torch.autograd.grad(out.sum(), tokens)
+    seen = int((slope.abs().sum(1) > 0).sum())  # tokens that reach the row
+    X = tokens.detach()[:t].flip(0)
+    head = heads(layer, X[0], X)[0]
+    width = hidden(layer, X[:1], X).shape[-1] if not case.broken else seen
+    different = len(torch.unique(atoms(head), dim=0))
+    return float(width != t) + float(seen > t) + float(different > t)
+
+
+@statement(
+    "C.9",
+    "Proposition",
+    "Across contexts the atoms are without number",
+    says="With R = I every token x can become the atom (x, x), so n different one-token contexts give n different "
+    "atoms, whatever n.",
+    assumes="the token space is infinite; R1 = R2 = I is among the parameters (A = 0, p = 0).",
+    control="a vocabulary of 20 vectors",
+    instances=3,
+)
+def infinite_atoms(case: Case) -> float:
+    layer = case.layer(n_head=1)
+    for op in (layer.op1, layer.op2):
+        assert op is not None
+        assert op.diag is not None
+        op.A.zero_()
+        op.diag.zero_()
+    short = 0.0
+    vocabulary = case.normal(20, 6)
+    for n in (10, 100):
+        tokens = vocabulary[torch.arange(n) % 20] if case.broken else case.normal(n, 6)
+        found = torch.cat([atoms(heads(layer, x, x[None])[0]) for x in tokens])
+        short = max(short, 1 - len(torch.unique(found, dim=0)) / n, relative(found, tokens.repeat(1, 2)))
+    return short
+
+
+proof_only(
+    "C.9 (uncountable)",
+    "Proposition",
+    "The reachable atoms are uncountable",
+    says="Over a continuum of tokens the set of reachable atoms is uncountable, since it contains every (x, x).",
+)
