@@ -1,0 +1,154 @@
+"""The explorer: one self-contained page on which any head of a model can be looked into, at any token of a text."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from hypermlp.analysis.capture import capture, recipe
+from hypermlp.data.tokenizers import Tokenizer
+from hypermlp.experiments.generate import open_model
+from hypermlp.models.lm import count_parameters
+
+HERE = Path(__file__).parent / "explorer"
+GUESSES = 5  # of the next token that a page keeps
+LONGEST = 4096  # tokens of a text
+ROOM = 6_500_000  # bytes of single precision, from which values and directions are kept in half of it
+HALVED = ("v", "g")  # they only set shares; what decides which slots are active stays in single precision
+END = "⟨end⟩"  # how the end of a document is shown
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and the tokens to look at it with."""
+
+    name: str
+    model: nn.Module
+    tokens: list[int]
+    pieces: list[str]  # what each token is shown as
+    spell: Callable[[int], str]  # a token of the vocabulary, as text
+    special: list[int]  # places of tokens that are no text
+    words: bool = False  # tokens are words, to be set apart
+
+
+def show_explore(console: Console, text: str, folders: Sequence[Path], out: Path) -> Path:
+    """Write the page for one model, or two to compare on the same text, and say where it is."""
+    if not 1 <= len(folders) <= 2:
+        raise ValueError(f"{len(folders)} models were given; the page shows one, or the difference of two")
+    subjects = [open_subject(folder, text) for folder in folders]
+    page = build_page(subjects)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page, encoding="utf-8")
+    console.print(f"{len(subjects[0].tokens)} tokens, {out.stat().st_size / 1e6:.1f} MB: {out}", highlight=False, soft_wrap=True)
+    return out
+
+
+def open_subject(folder: Path, text: str) -> Subject:
+    """A saved model or training run, and the text as its tokenizer cuts it, behind the end of a document."""
+    model, tokenizer = open_model(folder)
+    tokens = [tokenizer.end, *tokenizer.encode(text).tolist()]
+    if len(tokens) == 1:
+        raise ValueError("the text is empty; give some to look at")
+    if len(tokens) > LONGEST:
+        raise ValueError(f"the text has {len(tokens)} tokens; the page takes {LONGEST}, so give less of it")
+    spell = speller(tokenizer)
+    return Subject(folder.name, model, tokens, [END, *map(spell, tokens[1:])], spell, [0])
+
+
+def speller(tokenizer: Tokenizer) -> Callable[[int], str]:
+    """A token as text; a byte that is no character of its own in hexadecimal."""
+
+    def spell(token: int) -> str:
+        if token == tokenizer.end:
+            return END
+        text = tokenizer.decode([token])
+        return f"\\x{token:02x}" if text == "\N{REPLACEMENT CHARACTER}" and tokenizer.vocabulary == 257 else text
+
+    return spell
+
+
+def build_page(subjects: Sequence[Subject]) -> str:
+    """The page with all its data; two subjects must have the same tokens."""
+    first = subjects[0]
+    if any(subject.tokens != first.tokens or subject.pieces != first.pieces for subject in subjects):
+        raise ValueError("the two models cut the text into different tokens; compare models that share a tokenizer")
+    names = [subject.name for subject in subjects]
+    if len(set(names)) < len(names):
+        names = [f"{name} ({i})" for i, name in enumerate(names, 1)]
+    data = {
+        "about": about(subjects, names),
+        "tokens": first.pieces,
+        "special": first.special,
+        "words": first.words,
+        "models": [model_data(subject, name) for subject, name in zip(subjects, names, strict=True)],
+    }
+    written = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    parts = {name: (HERE / f"{name}.js").read_text(encoding="utf-8") for name in ("maths", "draw", "page")}
+    parts |= {"css": (HERE / "page.css").read_text(encoding="utf-8"), "data": written, "title": escape(", ".join(names))}
+    return Template((HERE / "page.html").read_text(encoding="utf-8")).substitute(parts)
+
+
+def about(subjects: Sequence[Subject], names: Sequence[str]) -> str:
+    told = [
+        f"{name}: {type(subject.model).__name__} with {count_parameters(subject.model):,} parameters"
+        for subject, name in zip(subjects, names, strict=True)
+    ]
+    return f"{'; '.join(told)}. {len(subjects[0].tokens)} tokens. Every number is computed from the layers’ own parameters."
+
+
+def model_data(subject: Subject, name: str) -> dict[str, Any]:
+    """Everything the page needs of one model."""
+    found = capture(subject.model, torch.tensor([subject.tokens]))
+    layers: list[tuple[dict[str, Any], dict[str, Tensor]]] = [
+        ({"kind": "state", "heads": 0, "mixes": [False, False]}, {}) if opened is None else recipe(opened)
+        for opened in found.traces()
+    ]
+    size = sum(4 * array.numel() for _, arrays in layers for array in arrays.values())
+    return {
+        "name": name,
+        "layers": [
+            {
+                "mixer": type(mixer).__name__,
+                **facts,
+                "arrays": {key: pack(array, half=size > ROOM and key in HALVED) for key, array in arrays.items()},
+            }
+            for mixer, (facts, arrays) in zip(found.mixers, layers, strict=True)
+        ],
+        **predictions(found.logits, subject),
+    }
+
+
+def predictions(logits: Tensor, subject: Subject) -> dict[str, Any]:
+    """The likeliest next tokens at every place, and the probability of the one that came."""
+    probability = logits[0].softmax(-1)  # T vocabulary
+    best = probability.topk(min(GUESSES, probability.shape[-1]))
+    top = [
+        [[subject.spell(token), round(p, 5)] for token, p in zip(tokens, values, strict=True)]
+        for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+    came = probability[:-1].gather(1, torch.tensor(subject.tokens[1:])[:, None])[:, 0].clamp(min=1e-30)
+    return {"top": top, "next": [float(f"{p:.5g}") for p in came.tolist()]}
+
+
+def pack(array: Tensor, half: bool = False) -> dict[str, Any]:
+    """An array in base64, little-endian."""
+    values = array.detach().to(torch.float32).contiguous().numpy().astype("<f2" if half else "<f4")
+    encoded = base64.b64encode(values.tobytes()).decode()
+    return {"type": "f2" if half else "f4", "shape": list(array.shape), "data": encoded}
+
+
+def unpack(packed: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """The inverse of pack."""
+    values = np.frombuffer(base64.b64decode(packed["data"]), f"<{packed['type']}")
+    return values.reshape(packed["shape"]).astype(np.float64)
