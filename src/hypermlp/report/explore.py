@@ -50,7 +50,9 @@ def show_explore(console: Console, text: str, folders: Sequence[Path], out: Path
     page = build_page(subjects)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page, encoding="utf-8")
-    console.print(f"{len(subjects[0].tokens)} tokens, {out.stat().st_size / 1e6:.1f} MB: {out}", highlight=False, soft_wrap=True)
+    console.print(
+        f"{len(subjects[0].tokens)} tokens, {out.stat().st_size / 1e6:.1f} MB: {out}", highlight=False, soft_wrap=True
+    )
     return out
 
 

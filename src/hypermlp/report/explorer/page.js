@@ -151,7 +151,7 @@ function drawStages() {
     const soft = layerOf(m).kind === "hyper" ? "" : " (a softmax leaves none out)";
     lines.push([row.n, `<b data-n="pool-${m}">${row.n}</b> slots in the pool${of}`, 1]);
     lines.push([row.count, `<b data-n="active-${m}">${row.count}</b> active${soft}`, row.count / row.n]);
-    lines.push([five.length, `<b data-n="five-${m}">${five.length}</b> that matter: together ${percent(made, 0)} of the output`, five.length / row.n]);
+    lines.push([five.length, `<b data-n="five-${m}">${five.length}</b> that matter: together ${percent(made, 0)} of ${state.mixing ? "the output" : "the true output"}`, five.length / row.n]);
   }
   $("stages").innerHTML = lines.map(([, words, w]) => `<li>${words}<span class="bar" style="--w:${w}"></span></li>`).join("");
   $("switched").textContent = switchedWords();
