@@ -10,13 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from hypermlp import __version__, cli
-from hypermlp.cli import app
+from hypermlp.cli import app, watch
 from hypermlp.cli.app import DEBUG
 from hypermlp.errors import RunError
 from hypermlp.experiments.demo import make_plan
 from hypermlp.experiments.mad import Plan
 from hypermlp.files import write_json
-from hypermlp.report import demo as report_demo
 
 
 def hypermlp(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -138,7 +137,7 @@ def test_demo_runs_its_plan_in_a_folder_of_its_own(
     arguments: tuple[str, ...], folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[tuple[Path, Plan]] = []
-    monkeypatch.setattr(report_demo, "show", lambda console, out, plan, **options: shown.append((out, plan)))
+    monkeypatch.setattr(watch, "run_demo", lambda console, out, plan, **options: shown.append((out, plan)))
     done = CliRunner().invoke(app, ["demo", *arguments])
     assert done.exit_code == 0, done.output
     assert shown == [(Path(folder), make_plan(quick="--quick" in arguments))]
@@ -197,7 +196,8 @@ def test_table1_at_the_papers_scale_is_the_papers_protocol(tmp_path: Path, monke
     assert not (tmp_path / "out").exists()
 
     asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr("hypermlp.report.mad.show_mad_run", lambda *arguments, **options: asked.append(arguments))
+    monkeypatch.setattr(watch, "run_mad", lambda *arguments, **options: asked.append(arguments))
+    monkeypatch.setattr(watch, "show_verdicts", lambda console, folder: None)
     monkeypatch.setattr("hypermlp.report.page.write_report", lambda folder: folder)
     done_here = CliRunner().invoke(app, ["table1", "--scale", "paper", "--half", "mad", "--out", str(tmp_path)])
     assert done_here.exit_code == 0, done_here.output

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hypermlp.report.bench import decode_markdown, layer_markdown, mixers_markdown, model_markdown
-from hypermlp.report.findings import verdicts_markdown
+from hypermlp.report.claims import verdicts_markdown
 from hypermlp.report.study import read_studies
 from hypermlp.report.table1 import table1_markdown, training_markdown
 

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 
 logger = logging.getLogger("hypermlp")
+
+
+class Stderr(logging.Handler):
+    """To the stderr of the moment, which a live display replaces to keep itself whole."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
 
 
 @functools.cache
 def once(message: str) -> None:
     """Say `message` the first time in this process."""
     if not logger.hasHandlers():
-        handler = logging.StreamHandler()
+        handler = Stderr()
         handler.setFormatter(logging.Formatter("hypermlp: %(message)s"))
         logger.addHandler(handler)
         if logger.level == logging.NOTSET:

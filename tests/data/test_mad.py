@@ -22,7 +22,7 @@ from hypermlp.data.mad import (
     settings,
     vocabulary,
 )
-from hypermlp.report.mad_examples import COLOURS, show
+from hypermlp.report.examples import COLOURS, show
 
 # The first 16 digits of sha256 over train inputs, train targets, test inputs and test targets as the benchmark generates them.
 FINGERPRINTS = {

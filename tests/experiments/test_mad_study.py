@@ -17,14 +17,15 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
+from hypermlp.cli.watch import run_mad
 from hypermlp.data.mad import SEED, TASKS, generate
 from hypermlp.experiments import mad
 from hypermlp.experiments.mad import Job, Plan, make_plan, setting_score, task_scores
 from hypermlp.experiments.runs import Desk, Folder, Progress, Running, Stopped, load_state, read_lines
-from hypermlp.report.mad import Screen, accuracies, show_mad_run
+from hypermlp.report.progress import Screen, accuracies
+from hypermlp.report.terminal import new_console
 from hypermlp.train.resumable import Examples, Recipe, Training
 
 SMALL: dict[str, Any] = {
@@ -267,7 +268,7 @@ def test_overrides_change_what_they_name_and_nothing_else() -> None:
 def test_mistakes_are_refused_before_anything_starts(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
     right = {"mixers": ["softmax"], "tasks": ["compression"], "protocol": "clean", "scale": "quick", "seeds": 1, "workers": 1}
     with pytest.raises(ValueError, match=message):
-        show_mad_run(Console(quiet=True), tmp_path / "out", **{**right, **arguments})
+        run_mad(new_console(quiet=True), tmp_path / "out", **{**right, **arguments})
     assert not (tmp_path / "out").exists()
 
 
@@ -376,25 +377,32 @@ def test_the_terminal_shows_progress_and_accuracies(tmp_path: Path) -> None:
         record = {"key": job.key, **job.identity, **mad.train(job), "error": None}
         folder.append(record)
     accuracy = record["metrics"]["accuracy"]
-    console = Console(width=150, file=io.StringIO())
+    console = new_console(width=150, file=io.StringIO())
     numbers: dict[str, Any] = {"protocol": "faithful", "scale": "quick", "seeds": 1, "workers": 1}
-    found = show_mad_run(console, tmp_path, ["softmax"], ["memorization"], **numbers, epochs=1, examples=32, width=16)
+    found = run_mad(console, tmp_path, ["softmax"], ["memorization"], **numbers, epochs=1, examples=32, width=16)
     shown = console.file.getvalue()
     assert [one["key"] for one in found] == [job.key]
     assert "MAD, faithful protocol" in shown
     assert f"{100 * accuracy:.1f}" in shown.split("mixer")[1]
     assert str(tmp_path / "plan.json") in shown.replace("\n", "")
 
-    console = Console(width=150, file=io.StringIO())
+    console = new_console(width=150, file=io.StringIO())
     settings = {job.setting.key: "memorization"}
-    screen = Screen(console, lambda records: accuracies(records, ["softmax"], settings, "faithful"))
+    screen = Screen(console, lambda records, width: accuracies(records, ["softmax"], settings, "faithful", width))
     running = Running(job, step=5, steps=10, metrics={"train_loss": 1.5})
     console.print(screen.render(Progress(3, (record,), (running,), 7300.0)))
     screen.done(record)
     screen.done({"key": "other", **job.identity, "error": "the worker was ended by SIGKILL"})
     shown = console.file.getvalue()
-    assert f"{job.key}   step 5/10   train loss 1.500" in shown
+    assert "softmax (Softmax with RoPE), memorisation" in shown
+    assert "5/10" in shown
+    assert "1.500" in shown
+    assert job.key not in shown  # words, not keys
     assert "1/3 2 h 02 min left" in shown
     assert f"{100 * accuracy:.1f}" in shown.split("mixer")[1]
-    assert f"{job.key}   accuracy {accuracy:.1%}" in shown
-    assert "other   failed: the worker was ended by SIGKILL" in shown
+    assert f"seed 0: accuracy {accuracy:.1%}" in shown
+    assert "seed 0: failed: the worker was ended by SIGKILL" in shown
+    assert "stopping" not in shown
+    screen.render(Progress(3, (record,), (running,), None, stopping=True))
+    assert "stopping, saving" in console.file.getvalue()
+    assert screen.farewell == "Stopped: 1 of 3 runs are finished; the others are saved where they were."

@@ -101,7 +101,7 @@ WRONG = [
     ("", 0, "expected here: S softmax attention", "S"),
     ("r-cg-q-12o", 0, "", "R-cg-q-12o"),
     ("HyperGLU", 0, "", "G-cg-q-12o"),
-    ("R-gc-q-12o", 3, "expected here: ! over-parameterised, - the next part", "R-cg-q-12o"),
+    ("R-gc-q-12o", 3, "expected here: ! full ranks, - the next part", "R-cg-q-12o"),
     ("R-cg-12o-q", 8, "expected here: !", "R-cg-12o!"),
     ("S-12o!", 2, "rows live on the probability simplex", "R-12o!"),
     ("S-g-q-1o", 5, "rows live on the probability simplex", "R-g-q-1o"),

@@ -89,7 +89,7 @@ def test_a_target_of_ones_own(target: int) -> None:
 @pytest.mark.parametrize(
     "name, note",
     [
-        ("G-c-12o!", "over-parameterised, as its label says"),
+        ("G-c-12o!", "its full ranks stay, as its label says"),
         ("S-c-v", "its q and k have the full width, as its label says"),
         ("S-c-q", "compressed, as its label says, and nothing added: a matched rank would be the full one"),
     ],

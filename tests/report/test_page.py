@@ -13,6 +13,7 @@ from hypermlp.experiments import paper
 from hypermlp.experiments.mad import make_plan, plan_jobs, train
 from hypermlp.experiments.runs import Folder
 from hypermlp.report.charts import nice_ticks, number
+from hypermlp.report.claims import judge_claims
 from hypermlp.report.page import Section, write_report
 from hypermlp.report.study import read_studies
 
@@ -84,11 +85,11 @@ def results(tmp_path: Path) -> Path:
 
 def test_every_section_is_there(results: Path) -> None:
     text = page_of(results, Section("A demo", "<p>learned lags</p>"))
-    for title in ("Summary", "Table 1", "Learning curves", "Accuracy against difficulty", "Findings", "Predictions"):
+    for title in ("Summary", "Table 1", "Learning curves", "Accuracy against difficulty", "Claims", "Predictions"):
         assert title in text
     for title in ("Parameter budgets", "Run times", "Failures", "Provenance", "A demo"):
         assert title in text
-    assert "Best MAD average within the budget: R-cg-q-12o (80.0 ± 2.5)" in text.replace("  ", " ")
+    assert "Best MAD average within the budget: R-cg-q-12o (80.0 [79.0–81.0])" in text.replace("  ", " ")
     assert "feed-forward widened in 6 of 6 settings, by up to 14" in text
     assert "Every run has a score." in text
     assert "Every task was run at one setting only" in text
@@ -100,21 +101,23 @@ def test_charts_have_a_line_for_every_mixer(results: Path) -> None:
     page = write_report(results, results / "elsewhere" / "page.html").read_text()
     assert page.count("<figure>") == 7
     assert page.count("<polyline") == 6 * 6 + 5
-    assert page.count('class="band"') == 6 * 6 + 5
+    assert 'class="band"' not in page  # of three seeds the points are shown
+    assert page.count('class="seeds"') == 6 * 6 + 5
+    assert page.count(">gla</text>") == 6  # every line is named
     assert not (results / "report.html").exists()
 
 
 def test_times_are_relative_to_softmax_attention(results: Path) -> None:
     text = page_of(results)
-    assert "÷ S-pc" in text
+    assert "time per step ÷ that of S-pc" in text
     assert re.search(r"gla Gated linear attention 18 80 s 200\.0 2\.00", text)  # 80 s, 400 steps; the others take 40 s
 
 
 def test_a_study_of_one_seed(tmp_path: Path) -> None:
     write(tmp_path, [mad(label, "compression", 50) for label in ("S-pc", "G-cg-q-12o")])
     text = page_of(tmp_path)
-    assert "one seed, so no interval" in text
-    assert "six findings, 6 without enough runs" in text
+    assert "one seed, no range or interval" in text
+    assert "Of 7 claims of the paper, 7 without enough runs" in text
     assert "±" not in text
 
 
@@ -193,3 +196,39 @@ def test_real_records(tmp_path: Path) -> None:
     assert re.search(r"models without ! differ by [01]\.\d% of their parameters at most\.", text)
     largest = max(record["parameters"] for record in study.mad)
     assert f"{largest / 1000:.1f}k" in text
+
+
+def test_verdicts_on_the_page_are_those_of_the_terminal(results: Path) -> None:
+    """And never two of them for one comparison."""
+    text = page_of(results).replace(" ", "")
+    (study,) = read_studies(results)
+    found = [outcome for outcome in judge_claims(study) if outcome.judged]
+    assert len(found) == 2
+    for outcome in found:
+        assert f"{outcome.verdict}{outcome.claim.title}{outcome.numbers}".replace(" ", "") in text
+        assert outcome.numbers in outcome.sentence
+    assert "supports" not in text
+
+
+def test_the_labels_are_explained(results: Path) -> None:
+    text = page_of(results)
+    assert "What the labels mean" in text
+    assert "q QK compressed" in text
+    assert "no o place layout" in text  # R-12!
+    assert "GLU attention" not in text  # no such label was run
+    assert "over-parameterised" not in text
+
+
+def test_captions_name_the_true_number_of_seeds(tmp_path: Path) -> None:
+    write(tmp_path, [mad("S", "compression", 50 + seed, seed) for seed in range(2)] + [mad("R", "compression", 50)])
+    text = page_of(tmp_path)
+    assert "Compression (1 or 2 seeds)" in text
+    assert "mean over 1 or 2 seeds" in text
+    assert "±" not in text
+    write(tmp_path, [mad("S", "compression", 50 + seed, seed) for seed in range(5)])
+    assert "52.0 ± 2.0" in page_of(tmp_path)
+    assert 'class="band"' in (tmp_path / "report.html").read_text()
+
+
+def test_wide_tables_say_that_they_scroll(results: Path) -> None:
+    assert page_of(results).count("The table scrolls sideways") >= 3

@@ -13,17 +13,8 @@ from made_up import language, mad, write
 from hypermlp.mixers import build_mixer
 from hypermlp.mixers.labels import build, count_by_component
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters
-from hypermlp.report.study import (
-    AVERAGE,
-    LOSS,
-    SAME,
-    estimate,
-    evaluations_until,
-    final_loss,
-    mean_curve,
-    read_studies,
-    student_t,
-)
+from hypermlp.report.estimates import estimate, student_t
+from hypermlp.report.study import AVERAGE, LOSS, SAME, evaluations_until, final_loss, mean_curve, read_studies
 
 
 @pytest.mark.parametrize("freedom, t", [(1, 12.7062), (2, 4.3027), (3, 3.1824), (5, 2.5706), (10, 2.2281), (30, 2.0423)])

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from hypermlp.cli.app import app
 from hypermlp.cli.options import MixersOption, Retry, Seeds, Workers
+from hypermlp.report.terminal import new_console, say
 
 
 @app.command()
@@ -24,11 +24,11 @@ def demo(
     ] = None,
 ) -> None:
     """The paper's claims in minutes: train HyperGLU, HyperMLP and rivals on two MAD tasks, and see which claims hold."""
+    from hypermlp.cli import watch
     from hypermlp.experiments.demo import make_plan
-    from hypermlp.report.demo import show
 
     folder = out or Path("runs/demo-quick" if quick else "runs/demo")
-    show(Console(), folder, make_plan(quick=quick), seeds=seeds, workers=workers, retry_failed=retry_failed)
+    watch.run_demo(new_console(), folder, make_plan(quick=quick), seeds=seeds, workers=workers, retry_failed=retry_failed)
 
 
 mad = typer.Typer(help="The MAD benchmark: six small tasks that tell architectures apart.", no_args_is_help=True)
@@ -44,11 +44,11 @@ def mad_show(
     """Examples of a task, coloured by what the tokens are, with the answers that are scored."""
     from hypermlp.config import choose_from
     from hypermlp.data.mad import TASKS
-    from hypermlp.report.mad_examples import show
+    from hypermlp.report.examples import show
 
     choose_from("task", task, ("all", *TASKS))
     for name in TASKS if task == "all" else (task,):
-        show(Console(), name, count, seed)
+        show(new_console(), name, count, seed)
 
 
 @mad.command("run")
@@ -75,12 +75,13 @@ def mad_run(
     ),
 ) -> None:
     """Train models on MAD, all cores at work, and score them. Stop and start it as you like."""
+    from hypermlp.cli import watch
     from hypermlp.data.mad import TASKS
     from hypermlp.experiments.table1 import contestants
-    from hypermlp.report.mad import show_mad_run
 
-    show_mad_run(
-        Console(),
+    console = new_console()
+    watch.run_mad(
+        console,
         out,
         contestants(mixers),
         list(TASKS) if tasks == "all" else tasks.split(","),
@@ -96,7 +97,7 @@ def mad_run(
         width=width,
         lr=lr,
     )
-    Console().print(f"A page with all of it: hypermlp report {out}")
+    say(console, f"A page with all of it: hypermlp report {out}")
 
 
 @app.command()
@@ -117,10 +118,10 @@ def table1(
     ),
 ) -> None:
     """The paper's Table 1: MAD and language models for labels and rivals, and the page that compares them with the paper."""
+    from hypermlp.cli import watch
     from hypermlp.config import choose_from
     from hypermlp.data.mad import TASKS
     from hypermlp.experiments.table1 import contestants
-    from hypermlp.report.mad import show_language_run, show_mad_run
     from hypermlp.report.page import write_report
 
     choose_from("half", half, ("both", "mad", "language"))
@@ -131,12 +132,13 @@ def table1(
             "--half mad does without"
         )
     protocol, mad_scale = ("faithful", "full") if scale == "paper" else ("clean", scale)
-    console, names = Console(), contestants(mixers)
+    console, names = new_console(), contestants(mixers)
     if half != "language":
-        show_mad_run(console, out / "mad", names, list(TASKS), protocol, mad_scale, seeds, workers, retry_failed=retry_failed)
+        watch.run_mad(console, out / "mad", names, list(TASKS), protocol, mad_scale, seeds, workers, retry_failed=retry_failed)
     if half != "mad":
-        show_language_run(console, out / "language", names, scale, seeds, workers, retry_failed=retry_failed, corpus=corpus)
-    console.print(f"Report: {write_report(out)}")
+        watch.run_language(console, out / "language", names, scale, seeds, workers, retry_failed=retry_failed, corpus=corpus)
+    watch.show_verdicts(console, out)
+    say(console, f"Report: {write_report(out)}")
 
 
 @app.command()
@@ -144,12 +146,14 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A folder with runs, such as results/table1.")],
     out: Annotated[Path | None, typer.Option(help="Where the page goes. Default: report.html in the folder.")] = None,
 ) -> None:
-    """One page from finished runs: the table beside the paper's, curves, findings with verdicts, budgets, provenance."""
+    """One page from finished runs: the table beside the paper's, curves, claims with verdicts, budgets, provenance."""
+    from hypermlp.cli.watch import show_verdicts
     from hypermlp.report.page import write_report
     from hypermlp.report.study import read_studies
     from hypermlp.report.table1 import show_table1
 
-    console = Console()
+    console = new_console()
     for study in read_studies(folder):
         show_table1(console, study)
-    console.print(f"Report: {write_report(folder, out)}")
+    show_verdicts(console, folder)
+    say(console, f"Report: {write_report(folder, out)}")

@@ -106,6 +106,12 @@ def vocabulary(setting: Setting) -> dict[str, range]:
     return {"key": range(content // 2), "value": range(content // 2, content), **roles}
 
 
+def chance(setting: Setting) -> float:
+    """The accuracy of guessing among the tokens that can be an answer."""
+    roles = vocabulary(setting)
+    return 1 / len(roles.get("value") or roles["data"])
+
+
 class Task(NamedTuple):
     baseline: Setting
     axes: dict[str, tuple[Any, ...]]  # the full benchmark varies each one alone

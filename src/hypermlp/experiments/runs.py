@@ -41,6 +41,7 @@ from hypermlp.files import Record as Record
 from hypermlp.files import read_json, read_json_lines, write_json, write_whole
 from hypermlp.provenance import provenance
 
+MEASURED = 5.0  # seconds of work from which the time left is estimated
 PATIENCE = 30.0  # seconds that workers have to save where they are when the study stops
 STARTS = 4  # workers in a row that may die before they are ready
 
@@ -248,6 +249,23 @@ class Forward(logging.Handler):
         send(self.connection, "notice", record.getMessage())
 
 
+class Lines(io.TextIOBase):
+    """What a worker prints: whole lines go to the parent, whose display they would break."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.connection, self.begun = connection, ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self.begun = (self.begun + text).split("\n")
+        for line in filter(str.strip, lines):
+            send(self.connection, "notice", line)
+        return len(text)
+
+
 Work = Callable[[Any, Desk], Record]
 
 
@@ -256,6 +274,7 @@ def serve(connection: Connection, work: Work, folder: Folder, every: float) -> N
     torch.set_num_threads(1)
     notice.logger.addHandler(Forward(connection))
     notice.logger.setLevel(logging.INFO)
+    sys.stdout = sys.stderr = Lines(connection)
     try:
         send(connection, "ready")
         while (job := connection.recv()) is not None:
@@ -292,6 +311,7 @@ class Progress:
     finished: tuple[Record, ...]  # with the failed ones, and those of earlier starts
     running: tuple[Running, ...]
     seconds_left: float | None  # None until a speed was measured
+    stopping: bool = False  # by Ctrl-C or SIGTERM; workers are saving
 
     @property
     def failed(self) -> int:
@@ -387,8 +407,8 @@ class Pool:
         self.folder, self.jobs, self.work, self.size, self.every, self.done = folder, jobs, work, size, every, done
         self.todo: deque[Job] = deque(job for job in jobs if self._open(job, retry_failed))
         self.workers: list[Worker] = []
-        self.began = time.monotonic()
-        self.worked = 0.0  # cost of what this process has done
+        self.began: float | None = None  # when the first run told how far it is, or ended
+        self.worked = 0.0  # cost of what this process has done since
         self.stopping: float | None = None  # since when
         self.failure: Exception | None = None  # why all of it stops
         self.lost_starts = 0  # workers in a row that died before they were ready
@@ -424,13 +444,16 @@ class Pool:
             self.failure = OSError(f"{value}; finished runs are safe: make room and start again, it continues from there")
         elif kind == "step" and worker.run is not None:
             run, (step, steps, metrics) = worker.run, value
+            self.began = self.began or time.monotonic()
             if not run.steps:
                 run.steps, run.step = steps, step  # where this process took it up
             self.worked += run.share(step - run.step)
             run.step, run.metrics = step, metrics
         elif kind in ("done", "failed") and worker.run is not None:
             job = worker.run.job
-            self.worked += 0.0 if worker.run.steps else job.cost
+            if self.began is not None and not worker.run.steps:
+                self.worked += job.cost
+            self.began = self.began or time.monotonic()
             self._finish(worker, {"error": None, **value})
             self.folder.checkpoint(job.key).unlink(missing_ok=True)
         if kind == "ready":
@@ -465,9 +488,9 @@ class Pool:
         running = [worker.run for worker in self.workers if worker.run is not None]
         finished = tuple(self.folder.records[job.key] for job in self.jobs if job.key in self.folder.records)
         ahead = sum(job.cost for job in self.todo) + sum(run.job.cost - run.share(run.step) for run in running)
-        speed = self.worked / (time.monotonic() - self.began)
-        left = ahead / speed if speed else None
-        return Progress(len(self.jobs), finished, tuple(running), left if ahead else 0.0)
+        seconds = 0.0 if self.began is None else time.monotonic() - self.began
+        left = ahead * seconds / self.worked if self.worked and seconds >= MEASURED else None
+        return Progress(len(self.jobs), finished, tuple(running), left if ahead else 0.0, self.stopping is not None)
 
 
 def cores() -> int:

@@ -5,7 +5,7 @@
     rank     q compresses QK, v compresses VO, to a quarter of the width; never both
     tmix     1, 2 or 12: mixing along the sequence by R1, R2 or both, of rank 16 (R and G only)
     layout   o lays the mixing out by lag; without it a slot meets the parameters of its place in the input
-    !        over-parameterised: gates or mixing, and no compression to pay for them; it stands exactly where that is so
+    !        full ranks: gates or mixing, and no compression to pay for them; it stands exactly where that is so
 
 Parts are separated by "-" and left out where empty; "!" follows the last. Two labels have names: R-cg-q-12o is HyperMLP and
 G-cg-q-12o is HyperGLU. The grammar is finite, so the list of all labels is also what errors are explained by.
@@ -49,7 +49,7 @@ MEANING = {
     "1": "mixing R1: along the sequence, before the activation, of rank 16",
     "2": "mixing R2: along the sequence, after the activation, of rank 16",
     "o": "lag layout: a parameter of R1 and R2 belongs to a distance from the newest token",
-    "!": "over-parameterised: full ranks in spite of gates or mixing, so more parameters than the others",
+    "!": "full ranks: nothing is compressed to pay for gates or mixing, so the layer is outside the common budget",
     "-": "the next part",
     "": "the end",
 }

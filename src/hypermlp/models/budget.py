@@ -87,7 +87,7 @@ def size_of(name: str) -> tuple[str, int, str]:
     label = Label.parse(name)
     obstacle = ""
     if label.over:
-        obstacle = "over-parameterised, as its label says"
+        obstacle = "its full ranks stay, as its label says"
     elif not label.compress_qk:
         obstacle = "its q and k have the full width, as its label says"
     elif not (label.gate or label.mix1 or label.mix2):

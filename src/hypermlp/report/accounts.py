@@ -12,9 +12,10 @@ import torch
 from hypermlp.experiments.runs import Record
 from hypermlp.mixers import build_mixer
 from hypermlp.models.lm import count_parameters
+from hypermlp.report.estimates import NONE
 from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, plural, spread, table, words
 from hypermlp.report.study import REFERENCES, Study, final_loss, read_setting
-from hypermlp.report.table1 import NONE, count_text
+from hypermlp.report.table1 import count_text
 
 
 def halves(study: Study) -> list[tuple[str, list[Record]]]:
@@ -43,7 +44,10 @@ def budget_table(study: Study, records: Sequence[Record]) -> str:
         inner = {place: record["inner"] for place, record in own.items() if record.get("inner") is not None}
         wider = [width - narrowest[place] for place, width in inner.items() if width > narrowest[place]]
         notes = [f"feed-forward widened in {len(wider)} of {len(inner)} settings, by up to {max(wider)}"] if wider else []
-        notes += dict.fromkeys(record["budget"] for record in own.values() if record.get("budget"))
+        if mixer.endswith("!"):
+            notes.append("full ranks, so outside the budget: neither widened nor matched")
+        else:
+            notes += dict.fromkeys(record["budget"] for record in own.values() if record.get("budget"))
         whole = [record["parameters"] for record in own.values()]
         parts = [count for record in own.values() if (count := mixer_parameters(study, record)) is not None]
         rows.append(
@@ -86,7 +90,10 @@ def balance(records: Sequence[Record]) -> str:
 
 def run_times(study: Study) -> str:
     html = "".join(f"<h4>{title}</h4>{shown}" for title, records in halves(study) if (shown := time_table(study, records)))
-    note = "Training only, one thread a run, other runs beside it. The ratio is the geometric mean over the settings both have."
+    note = (
+        "Training only, one thread per run, with other runs beside it. The ratio of two mixers’ times per step is the "
+        "geometric mean over the settings that both have."
+    )
     return html + paragraph(note, "note") if html else paragraph("No finished run says how long it took.")
 
 
@@ -117,7 +124,7 @@ def time_table(study: Study, records: Sequence[Record]) -> str:
                 f'<td class="words">{bar}</td>',
             ]
         )
-    heads = ("mixer", "runs", "per run", "ms per step", f"÷ {reference or 'softmax'}", "")
+    heads = ("mixer", "runs", "time per run", "ms per step", f"time per step ÷ that of {reference or 'softmax'}", "")
     return table(heads, rows, sorts=True) if rows else ""
 
 

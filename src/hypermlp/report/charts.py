@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from hypermlp.report.study import Estimate
+from hypermlp.report.estimates import Estimate, seeds_text
 
 LEFT, RIGHT, TOP, BOTTOM = 38, 92, 8, 34  # margins; the right one holds the names of the lines
 COLOURS = 8  # of page.css
-LETTERS = 14  # of a name that fit beside the plot
-GAP = 12.0  # between names
-FEW = 8  # points that are marked one by one
+LETTERS = 15  # of a name that fit beside the plot
+GAP = 10.5  # between names
+FEW = 8  # places on the x axis that are marked one by one
 
 
 @dataclass(frozen=True)
 class Line:
     name: str
     points: Sequence[tuple[float, Estimate]]
-    colour: int | None  # None: one of the grey ones in the background
+    colour: int | None  # None: grey, in the background
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,23 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure: grey lines first, the coloured ones with bands above them and their names at the right."""
+    """A figure: grey lines first, the coloured ones above them, and the name of every line at the right.
+
+    A coloured line is a mean over seeds: with two or three of them their values are points, from four on the confidence
+    interval is a band.
+    """
 
     title: str
     lines: Sequence[Line]
     x: Axis
     y: Axis
     width: int = 400
-    height: int = 230
+    least_height: int = 230
+
+    @property
+    def height(self) -> int:
+        """Enough for all names."""
+        return max(self.least_height, math.ceil(GAP * len(self.lines)) + TOP + BOTTOM)
 
     @property
     def plot_width(self) -> int:
@@ -106,21 +115,26 @@ class Chart:
         return self.plot_height * (1 - min(max(self.y.place(value), -9.0), 10.0))
 
     def draw(self, line: Line) -> str:
-        """The mean, and for a coloured line of several seeds the band of its confidence interval."""
+        """The mean, and for a coloured line what its seeds say."""
 
         def at(x: float, value: float) -> str:
             return f"{self.plot_width * self.x.place(x):.1f},{self.down(value):.1f}"
 
-        style = "other" if line.colour is None else f"s{line.colour}"
-        parts = [f'<g class="{style}"><title>{escape(describe(line))}</title>']
-        if line.colour is not None and all(mean.half is not None for _, mean in line.points):
+        def dot(x: float, value: float, radius: float) -> str:
+            left = self.plot_width * self.x.place(x)
+            return f'<circle cx="{left:.1f}" cy="{self.down(value):.1f}" r="{radius}"/>'
+
+        parts = [f'<g class="{style_of(line)}"><title>{escape(describe(line))}</title>']
+        if line.colour is not None and all(mean.has_interval for _, mean in line.points):
             edge = [at(x, mean.high) for x, mean in line.points] + [at(x, mean.low) for x, mean in line.points[::-1]]
             parts.append(f'<polygon class="band" points="{" ".join(edge)}"/>')
         parts.append(f'<polyline points="{" ".join(at(x, mean.mean) for x, mean in line.points)}"/>')
         if line.colour is not None and len(line.points) <= FEW:
-            for x, mean in line.points:
-                left = self.plot_width * self.x.place(x)
-                parts.append(f'<circle cx="{left:.1f}" cy="{self.down(mean.mean):.1f}" r="2.2"/>')
+            parts += [dot(x, mean.mean, 2.2) for x, mean in line.points]
+        if line.colour is not None:
+            some = evenly(line.points, FEW)
+            values = [(x, value) for x, mean in some if mean.seeds > 1 and not mean.has_interval for value in mean.values]
+            parts.append(f'<g class="seeds">{"".join(dot(x, value, 1.3) for x, value in values)}</g>' if values else "")
         return "".join([*parts, "</g>"])
 
     def names(self) -> str:
@@ -128,8 +142,7 @@ class Chart:
         bottom, right = float(TOP + self.plot_height), LEFT + self.plot_width + 8
         ends = []
         for line in self.lines:
-            if line.colour is not None:
-                ends.append((TOP + min(max(self.down(line.points[-1][1].mean), 0), self.plot_height), line))
+            ends.append((TOP + min(max(self.down(line.points[-1][1].mean), 0), self.plot_height), line))
         ends.sort(key=lambda pair: pair[0])
         places: list[float] = []
         for wanted, _ in ends:
@@ -142,13 +155,25 @@ class Chart:
             begin = LEFT + self.plot_width * self.x.place(line.points[-1][0])
             text = line.name if len(line.name) <= LETTERS else f"{line.name[: LETTERS - 1]}…"
             parts.append(
-                f'<g class="s{line.colour}"><path class="lead" d="M{begin:.1f} {wanted:.1f}L{right} {place:.1f}"/>'
+                f'<g class="{style_of(line)}"><path class="lead" d="M{begin:.1f} {wanted:.1f}L{right} {place:.1f}"/>'
                 f'<text x="{right + 2}" y="{place + 3.5:.1f}">{escape(text)}</text></g>'
             )
         return "".join(parts)
 
 
+def style_of(line: Line) -> str:
+    """Its class in page.css."""
+    return "other" if line.colour is None else f"s{line.colour}"
+
+
+def evenly(points: Sequence[tuple[float, Estimate]], count: int) -> list[tuple[float, Estimate]]:
+    """At most `count` of them, the last one included."""
+    every = math.ceil(len(points) / count)
+    return list(points[::-1][::every][::-1])
+
+
 def describe(line: Line) -> str:
     last = line.points[-1][1]
-    spread = "" if last.half is None else f" ± {last.half:.4g}"
-    return f"{line.name}: {last.mean:.4g}{spread} at the end, {last.seeds} seed{'s' if last.seeds > 1 else ''}"
+    values = f", {', '.join(f'{value:.4g}' for value in last.values)}" if last.seeds > 1 and not last.has_interval else ""
+    spread = f" ± {last.half:.4g}" if last.has_interval else ""
+    return f"{line.name}: {last.mean:.4g}{spread} at the end, {seeds_text([last])}{values}"

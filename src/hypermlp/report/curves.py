@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from hypermlp.experiments.runs import Record
 from hypermlp.report.charts import COLOURS, Chart, Line, category_axis, numeric_axis
+from hypermlp.report.estimates import ENOUGH, Estimate, estimate, seeds_text
 from hypermlp.report.markup import paragraph
-from hypermlp.report.study import AVERAGE, LOSS, Estimate, Study, estimate, mean_curve
+from hypermlp.report.study import AVERAGE, LOSS, Study, mean_curve
 from hypermlp.report.table1 import TITLES
 
 FIRST = ("G-cg-q-12o", "R-cg-q-12o", "S-pc", "R-pc", "S-p", "R-cg-q")  # coloured wherever they were run, and alike
@@ -39,24 +41,42 @@ def chart_lines(study: Study, points: dict[str, list[tuple[float, Estimate]]]) -
 
 
 def learning_curves(study: Study) -> str:
-    charts = []
+    charts: list[str] = []
+    drawn: list[Line] = []
     for task in study.tasks:
         base = study.base_setting(task)
         points = {mixer: percent(mean_curve(runs_of(study, mixer, base), "accuracy")) for mixer in study.mixers}
         if lines := chart_lines(study, points):
             steps = max(line.points[-1][0] for line in lines)
             x, y = numeric_axis("step", 0, steps), numeric_axis("accuracy, %", 0, 100)
-            charts.append(Chart(TITLES[task], lines, x, y).html())
+            charts.append(Chart(f"{TITLES[task]} ({seeds_of(lines)})", lines, x, y).html())
+            drawn += lines
     html = f'<div class="charts">{"".join(charts)}</div>' if charts else ""
-    if study.language and (shown := loss_chart(study)):
-        html += f'<div class="charts wide">{shown}</div>'
+    if study.language and (lines := loss_lines(study)):
+        html += f'<div class="charts wide">{loss_chart(lines)}</div>'
+        drawn += lines
     if not html:
         return paragraph("No run has a curve yet.")
-    grey = "" if len(study.mixers) <= COLOURS else f" {len(study.mixers) - COLOURS} further mixers are grey."
     data = "validation set" if study.mad and study.mad[0]["protocol"] == "clean" else "test set"
-    about = f"accuracy on the {data}, at each task's base setting and chosen learning rate; " if study.mad else ""
-    text = f"Mean over seeds: {about}bands are 95 % confidence intervals.{grey}"
-    return html + paragraph(text, "note")
+    about = f"Accuracy on the {data}, at each task's base setting and chosen learning rate. " if study.mad else ""
+    return html + paragraph(about + how_drawn(study, drawn), "note")
+
+
+def how_drawn(study: Study, lines: Sequence[Line]) -> str:
+    """What lines, points and bands are."""
+    counts = {mean.seeds for line in lines for _, mean in line.points}
+    parts = ["A line is the mean over the seeds that the caption names."] if max(counts) > 1 else []
+    if any(1 < count < ENOUGH for count in counts):
+        parts.append("Small points are the single seeds.")
+    if max(counts) >= ENOUGH:
+        parts.append("Bands are 95 % confidence intervals.")
+    if len(study.mixers) > COLOURS:
+        parts.append(f"{len(study.mixers) - COLOURS} of the {len(study.mixers)} mixers are grey.")
+    return " ".join(parts)
+
+
+def seeds_of(lines: Sequence[Line]) -> str:
+    return seeds_text(mean for line in lines for _, mean in line.points)
 
 
 def runs_of(study: Study, mixer: str, setting: str) -> list[Record]:
@@ -64,35 +84,38 @@ def runs_of(study: Study, mixer: str, setting: str) -> list[Record]:
 
 
 def percent(points: list[tuple[float, Estimate]]) -> list[tuple[float, Estimate]]:
-    return [(x, Estimate(100 * y.mean, None if y.half is None else 100 * y.half, y.seeds)) for x, y in points]
+    return [(x, Estimate(tuple(100 * value for value in y.values))) for x, y in points]
 
 
-def loss_chart(study: Study) -> str:
-    """Like the paper's Figure 5; the first tenth, where all losses fall from the same height, may leave the picture."""
+def loss_lines(study: Study) -> list[Line]:
     runs = {mixer: [r for (name, _), r in study.language_runs.items() if name == mixer] for mixer in study.mixers}
-    lines = chart_lines(study, {mixer: mean_curve(runs[mixer], "loss") for mixer in study.mixers})
-    if not lines:
-        return ""
+    return chart_lines(study, {mixer: mean_curve(runs[mixer], "loss") for mixer in study.mixers})
+
+
+def loss_chart(lines: Sequence[Line]) -> str:
+    """Like the paper's Figure 5; the first tenth, where all losses fall from the same height, may leave the picture."""
     last = max(line.points[-1][0] for line in lines)
     late = [mean.mean for line in lines for step, mean in line.points if step >= last / 10]
     low, high = min(late), max(late)
     pad = 0.05 * (high - low) or 0.1
     x, y = numeric_axis("step", 0, last), numeric_axis("loss", low - pad, high + pad)
-    return Chart("Language-model loss", lines, x, y, width=800, height=360).html()
+    return Chart(f"Language-model loss ({seeds_of(lines)})", lines, x, y, width=800, least_height=360).html()
 
 
 def difficulty(study: Study) -> str:
-    charts = []
+    charts: list[str] = []
+    drawn: list[Line] = []
     for task in study.tasks:
         for name, points in study.axes(task).items():
             if lines := chart_lines(study, {mixer: scores(study, mixer, points) for mixer in study.mixers}):
                 label = AXES.get(name, name)
                 x, y = category_axis(label, [value for value, _ in points]), numeric_axis("accuracy, %", 0, 100)
-                charts.append(Chart(f"{TITLES[task]}: {label}", lines, x, y).html())
+                charts.append(Chart(f"{TITLES[task]}: {label} ({seeds_of(lines)})", lines, x, y).html())
+                drawn += lines
     if not charts:
         return paragraph("Every task was run at one setting only, so there is nothing to compare.")
     return f'<div class="charts">{"".join(charts)}</div>' + paragraph(
-        "One number is varied, the others stay at the base.", "note"
+        f"One number is varied, the others stay at the base. {how_drawn(study, drawn)}", "note"
     )
 
 

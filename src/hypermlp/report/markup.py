@@ -6,17 +6,18 @@ import re
 from collections.abc import Callable, Sequence
 from html import escape
 
-from hypermlp.report.findings import CONFIRMED, REFUTED, UNKNOWN
-from hypermlp.report.study import title_of
-from hypermlp.report.table1 import NONE
+from hypermlp.report.claims import CONFIRMED, NOT_BEHIND, REFUTED, UNKNOWN
+from hypermlp.report.estimates import NONE
+from hypermlp.report.study import CEILING, FLOOR, title_of
 
+WIDE = 5  # columns that fit on most screens
 LABELS = re.compile(r"\b[SRG](-[a-z0-9]+)+!?")
 
 
 def cell(text: str, value: float | str | None = None, *, small: str = "", style: str = "") -> str:
-    """A cell; `value` is what the column is sorted by."""
+    """A cell; `value` is what the column is sorted by, `small` stands below, line by line."""
     data = "" if value is None else f' data-v="{escape(str(value))}"'
-    below = f"<small>{escape(small)}</small>" if small else ""
+    below = "".join(f"<small>{escape(line)}</small>" for line in small.split("\n") if line)
     return f"<td{data}{style}>{escape(text)}{below}</td>"
 
 
@@ -40,7 +41,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, sorts: bool = 
     kind = ' class="sorts"' if sorts else ""
     head = "".join(f'<th scope="col"{" class=words" if text in left else ""}>{escape(text)}</th>' for text in heads)
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    hint = '<p class="hint">The table scrolls sideways →</p>' if len(heads) > WIDE else ""
+    inner = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'{hint}<div class="scroll" tabindex="0" role="region" aria-label="table">{inner}</div>'
 
 
 def paragraph(text: str, kind: str = "") -> str:
@@ -48,7 +51,7 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def verdict(status: str) -> str:
-    sign = {CONFIRMED: "✓ ", REFUTED: "✗ ", UNKNOWN: "? "}[status]
+    sign = {CONFIRMED: "✓ ", NOT_BEHIND: "≥ ", REFUTED: "✗ ", UNKNOWN: "? ", CEILING: "⊤ ", FLOOR: "⊥ "}[status]
     return f'<span class="verdict {status.replace(" ", "-")}">{sign}{status}</span>'
 
 

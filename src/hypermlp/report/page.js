@@ -18,3 +18,15 @@ for (const table of document.querySelectorAll("table.sorts")) {
     });
   });
 }
+// A table that is wider than its place fades at the side it goes on at, and says so.
+for (const box of document.querySelectorAll(".scroll")) {
+  const hint = box.previousElementSibling?.classList.contains("hint") ? box.previousElementSibling : null;
+  const look = () => {
+    box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 2);
+    hint?.classList.toggle("more", box.clientWidth < box.scrollWidth - 2);
+    hint?.classList.toggle("all", box.clientWidth >= box.scrollWidth - 2);
+  };
+  box.addEventListener("scroll", look, { passive: true });
+  window.addEventListener("resize", look);
+  look();
+}

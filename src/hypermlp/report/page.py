@@ -9,25 +9,29 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from hypermlp.mixers.labels import MEANING, NO_LAG
 from hypermlp.report.accounts import budgets, failures, origins, run_times
-from hypermlp.report.curves import difficulty, learning_curves
-from hypermlp.report.findings import (
+from hypermlp.report.claims import (
     CONFIRMED,
     NOISE_RULE,
+    NOT_BEHIND,
     PREDICTION_RULE,
     REASONS,
     REFUTED,
     UNKNOWN,
     Evidence,
-    findings,
+    judge_claims,
     predictions,
 )
-from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, plural, spread, table, verdict, words
-from hypermlp.report.study import AVERAGE, LOSS, REFERENCES, Study, read_studies
-from hypermlp.report.table1 import NONE, TITLES, Cell, columns, grid, interval, legend, signed
+from hypermlp.report.curves import difficulty, learning_curves
+from hypermlp.report.estimates import ENOUGH, NONE, interval, signed
+from hypermlp.report.kernels import lag_kernels
+from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, plural, prose, spread, table, verdict, words
+from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study, read_studies
+from hypermlp.report.table1 import TITLES, Cell, columns, grid, legend
 
 HERE = Path(__file__).parent
-STRONG = {LOSS: 0.2}  # the difference from the paper with the strongest colour; 20 for accuracies and evaluations
+STRONG = {LOSS: 0.2}  # the difference of gains with the strongest colour; 20 for accuracies
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,14 @@ def heading(study: Study) -> str:
 
 
 def study_sections(study: Study) -> list[Section]:
+    kernels = lag_kernels(study)
     return [
         Section("Summary", summary(study)),
         Section("Table 1", table1(study)),
         Section("Learning curves", learning_curves(study)),
+        *([Section("Learned lag kernels", kernels)] if kernels else []),
         Section("Accuracy against difficulty", difficulty(study)),
-        Section("Findings", finding_cards(study)),
+        Section("Claims", claim_cards(study)),
         Section("Predictions", prediction_table(study)),
         Section("Parameter budgets", budgets(study)),
         Section("Run times", run_times(study)),
@@ -119,7 +125,18 @@ def summary(study: Study) -> str:
         if shown := scale(plan):
             run[f"scale, {'MAD' if kind == 'mad' else kind}"] = shown
     run["training time"] = duration(sum(seconds)) + " over all runs, without evaluations"
-    return paragraph(outcome(study), "lead") + facts(run)
+    return paragraph(outcome(study), "lead") + judged(study) + facts(run)
+
+
+def judged(study: Study) -> str:
+    """The claims that this run has the labels for, each with its verdict."""
+    items = "".join(
+        f'<li class="{found.verdict.replace(" ", "-")}">{verdict(found.verdict)} {prose(found.claim.title)}'
+        f"<small>{prose(found.numbers)}</small></li>"
+        for found in judge_claims(study)
+        if found.judged
+    )
+    return f'<ul class="claims">{items}</ul>' if items else ""
 
 
 def scale(plan: dict[str, Any]) -> str:
@@ -141,16 +158,17 @@ def outcome(study: Study) -> str:
         sentences += ranking(study, measure)
     if not sentences:
         sentences.append("No run has a score of every task yet.")
-    found, predicted = ([item.verdict for item in items] for items in (findings(study), predictions(study)))
-    sentences.append(f"Of the paper's six findings, {tally(found)}; of its six predictions, {tally(predicted)}.")
+    claims, predicted = ([item.verdict for item in items] for items in (judge_claims(study), predictions(study)))
+    sentences.append(f"Of {len(claims)} claims of the paper, {tally(claims)}; of its six predictions, {tally(predicted)}.")
     cells = [cell for row in grid(study) for cell in row.cells if cell.column.key in study.tasks]
-    if differences := [abs(cell.difference) for cell in cells if cell.difference is not None]:
-        sentences.append(f"Accuracies differ from the paper's by {fmean(differences):.1f} points on average.")
+    levels = [abs(c.measured.mean - c.paper) for c in cells if c.measured is not None and c.paper is not None]
+    if levels and not caveat(study):
+        sentences.append(f"Accuracies differ from the paper's by {fmean(levels):.1f} points on average.")
     return " ".join(sentences)
 
 
 def ranking(study: Study, measure: str) -> list[str]:
-    """Who is best, and how HyperGLU stands to softmax attention."""
+    """The three best."""
     digits, sign = (3, -1) if measure == LOSS else (1, 1)
     scores = {name: score for name in study.mixers if not name.endswith("!") and (score := study.score(name, measure))}
     if not scores:
@@ -158,25 +176,18 @@ def ranking(study: Study, measure: str) -> list[str]:
     best = sorted(scores, key=lambda name: -sign * scores[name].mean)[:3]
     what = "Lowest loss" if measure == LOSS else "Best MAD average"
     listed = ", ".join(f"{name} ({interval(scores[name], digits)})" for name in best)
-    found = [f"{what} within the budget: {listed}."]
-    rival = next((name for name in REFERENCES if name in scores), None)
-    if rival is not None and (gain := study.gain("G-cg-q-12o", rival, measure)) is not None:
-        unit = "of loss" if measure == LOSS else "points"
-        word = (
-            "is level, within the noise, with"
-            if gain.low <= 0 <= gain.high
-            else "is ahead of"
-            if gain.mean > 0
-            else "is behind"
-        )
-        if gain.half is None:
-            word = "(one seed) stands against"
-        found.append(f"HyperGLU {word} {rival}: {interval(gain, digits, '+')} {unit}.")
-    return found
+    return [f"{what} within the budget: {listed}."]
 
 
 def tally(verdicts: Sequence[str]) -> str:
-    shown = {CONFIRMED: "confirmed", REFUTED: "not confirmed", UNKNOWN: "without enough runs"}
+    shown = {
+        CONFIRMED: "confirmed",
+        REFUTED: "not confirmed",
+        NOT_BEHIND: "not behind",
+        CEILING: "at ceiling",
+        FLOOR: "at floor",
+        UNKNOWN: "without enough runs",
+    }
     return ", ".join(f"{verdicts.count(status)} {text}" for status, text in shown.items() if status in verdicts)
 
 
@@ -186,15 +197,35 @@ def tally(verdicts: Sequence[str]) -> str:
 def table1(study: Study) -> str:
     rows = []
     for row in grid(study):
-        size = cell(row.parameters_text, row.parameters, small="outside the budget" if row.over else "")
+        size = cell(row.parameters_text, row.parameters, small=row.outside)
         rows.append([name_cell(row.mixer), *map(grid_cell, row.cells), size])
     heads = ["mixer", *(column.title for column in columns(study)), "parameters"]
+    rival = study.reference
+    colours = (
+        f"The colour compares gains over {escape(rival)} (“gain”, the paper’s in parentheses): "
+        '<span class="key up">more</span> or <span class="key down">less</span> than in the paper. '
+        if rival
+        else ""
+    )
     key = (
-        '<p class="note">Below each number: the paper’s (measured minus paper; <span class="key up">better</span> or '
-        '<span class="key down">worse</span> than the paper). “–”: not run, not finished, never reached, or not in the paper. '
+        '<p class="note">Below each number: the range of its seeds where there are two or three, and the paper’s number. '
+        f"{colours}“–”: not run, not finished, never reached, or not in the paper. "
         f"{escape(legend(study))} {escape(caveat(study))}</p>"
     )
-    return table(heads, rows, sorts=True) + key
+    return table(heads, rows, sorts=True) + key + grammar(study)
+
+
+def grammar(study: Study) -> str:
+    """The letters of the labels that were run."""
+    labels = [name for name in study.mixers if name[:1] in "SRG" and not name[1:2].isalpha()]
+    letters = {letter for label in labels for letter in label}
+    if not labels:
+        return ""
+    meaning = {letter: text for letter, text in MEANING.items() if letter in letters - {"-"}}
+    if any(set(label) & set("12") and "o" not in label for label in labels):
+        meaning["no o"] = NO_LAG
+    about = "A label is base-features-rank-mixing: G-cg-q-12o has base G, features c and g, rank q, mixing 12 in layout o."
+    return f'<details class="legend" open><summary>What the labels mean</summary>{paragraph(about)}{facts(meaning)}</details>'
 
 
 def caveat(study: Study) -> str:
@@ -210,33 +241,34 @@ def caveat(study: Study) -> str:
 
 
 def grid_cell(shown: Cell) -> str:
-    style, small = "", ", ".join(part for part in (shown.finished, shown.paper_text) if part)
-    if (difference := shown.difference) is not None:
-        strength = min(1.0, abs(difference) / STRONG.get(str(shown.column.key), 20))
-        small += f" ({signed(difference, shown.column.digits)})"
-        if float(f"{difference:.{shown.column.digits}f}"):
-            style = f' class="{"up" if difference * shown.column.sign > 0 else "down"}" style="--d:{strength:.2f}"'
-    return cell(shown.text, None if shown.measured is None else shown.measured.mean, small=small, style=style)
+    digits, style = shown.column.digits, ""
+    small = [shown.finished, shown.range_text, "" if shown.paper is None else f"paper {shown.paper_text}"]
+    if (shift := shown.shift) is not None and shown.gain is not None and shown.paper_gain is not None:
+        strength = min(1.0, abs(shift) / STRONG.get(str(shown.column.key), 20))
+        small.append(f"gain {signed(shown.gain, digits)} ({signed(shown.paper_gain, digits)})")
+        if float(f"{shift:.{digits}f}"):
+            style = f' class="{"up" if shift > 0 else "down"}" style="--d:{strength:.2f}"'
+    value = None if shown.measured is None else shown.measured.mean
+    return cell(shown.mean_text, value, small="\n".join(small), style=style)
 
 
 # ---- verdicts ----
 
 
-def finding_cards(study: Study) -> str:
+def claim_cards(study: Study) -> str:
     about = (
-        "Gains are means over the seeds that both labels have, paired by seed, with a 95 % confidence interval (Student’s t). "
-        f"A finding is confirmed if at least one of its comparisons holds and none fails. {NOISE_RULE} "
-        "“Not confirmed” says that these runs do not show it, not that it is false."
+        "Gains are means over the seeds that both labels have, paired by seed; with two or three seeds their range is shown, "
+        f"from {ENOUGH} on Student’s 95 % confidence interval. A claim is confirmed if at least one of its comparisons is, and "
+        f"none fails. {NOISE_RULE} “Not confirmed” says that these runs do not show it, not that it is false."
     )
     html = paragraph(about, "note")
-    for i, item in enumerate(findings(study), 1):
+    for i, item in enumerate(judge_claims(study), 1):
         claim, kind = item.claim, item.verdict.replace(" ", "-")
-        judged, others = ([e for e in item.evidence if bool(e.status) is wanted] for wanted in (True, False))
-        held = sum(evidence.status == CONFIRMED for evidence in judged)
+        deciding, others = ([e for e in item.evidence if bool(e.status) is wanted] for wanted in (True, False))
         html += (
             f'<div class="finding {kind}"><h4>{i}. {escape(claim.title)}: {verdict(item.verdict)}</h4>{paragraph(claim.text)}'
-            f"{paragraph(f'Rule: {claim.rule}. Comparisons that hold: {held} of {len(judged)}.', 'note')}"
-            f"{evidence_table(study, judged) if judged else ''}"
+            f"{paragraph(f'Rule: {claim.rule}.', 'note')}"
+            f"{evidence_table(study, deciding) if deciding else ''}"
         )
         if others:
             html += f"<details><summary>numbers that are not judged</summary>{evidence_table(study, others)}</details>"
@@ -245,18 +277,18 @@ def finding_cards(study: Study) -> str:
 
 
 def evidence_table(study: Study, evidence: Sequence[Evidence]) -> str:
-    heads = ("comparison", "holds", "gain", "paper", "means", "seeds")
+    heads = ("comparison", "status", "gain", "paper’s gain", "means", "seeds")
     return table(heads, [evidence_row(study, item) for item in evidence])
 
 
 def evidence_row(study: Study, item: Evidence) -> list[str]:
-    digits = 3 if item.measure == LOSS else 1
+    digits = item.digits
     means = [study.score(name, item.measure) for name in (item.better, item.worse)]
     shown = " / ".join(NONE if score is None else f"{score.mean:.{digits}f}" for score in means)
     measure = f"{TITLES[item.measure]} saved" if item.measure == LOSS else TITLES[item.measure]
     return [
         f'<th scope="row">{escape(f"{item.better} − {item.worse}")}<small>{escape(measure)}</small></th>',
-        f"<td>{verdict(item.status) if item.status else 'not judged'}{noise(item)}</td>",
+        f"<td>{verdict(item.status) if item.status else 'not judged'}{remark(item)}</td>",
         cell(interval(item.gain, digits, "+")),
         cell(signed(item.paper, digits)),
         cell(shown),
@@ -264,10 +296,13 @@ def evidence_row(study: Study, item: Evidence) -> list[str]:
     ]
 
 
-def noise(item: Evidence) -> str:
-    """A failure that says nothing against the claim is marked."""
+def remark(item: Evidence) -> str:
+    """A failure that says nothing against the claim is marked, and so is a gain that does not matter."""
     gain = item.gain
-    return "<small>within the noise</small>" if item.status == REFUTED and gain and gain.low <= 0 <= gain.high else ""
+    if item.status != REFUTED or gain is None:
+        return ""
+    within = "within the noise" if gain.low <= 0 <= gain.high else item.note
+    return f"<small>{within}</small>" if within else ""
 
 
 def prediction_table(study: Study) -> str:
@@ -277,7 +312,7 @@ def prediction_table(study: Study) -> str:
         rows.append(
             [
                 f'<th scope="row">{escape(TITLES[item.task])}</th>',
-                f"<td>{verdict(item.verdict)}{noise(found)}</td>",
+                f"<td>{verdict(item.verdict)}{remark(found)}</td>",
                 cell(interval(found.gain, 1, "+"), small=found.note),
                 cell(signed(found.paper, 1)),
                 cell(str(found.gain.seeds if found.gain else 0)),

@@ -18,14 +18,14 @@ import dataclasses
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from hypermlp.data.mad_settings import TASKS
+from hypermlp.data.mad_settings import TASKS, Setting, chance
 from hypermlp.experiments.configs import count
 from hypermlp.experiments.language import LAST
 from hypermlp.experiments.mad import common_mean, setting_score, task_scores
@@ -34,64 +34,15 @@ from hypermlp.experiments.train import RUN
 from hypermlp.mixers import MIXERS
 from hypermlp.mixers.labels import ALIASES, TABLE1
 from hypermlp.models.lm import ModelConfig
+from hypermlp.report.estimates import Estimate, estimate
 from hypermlp.train.metrics import LINES, read_metrics
 
 AVERAGE, LOSS = "average", "loss"  # measures beside the tasks: mean over the tasks, and the language model's loss
-CONFIDENCE = 0.95
+CEILING, FLOOR = "at ceiling", "at floor"  # all sides of a comparison solve the task, or all guess: it shows nothing
+FULL = 98.0  # percent, from where there is no room to gain
+POINTS, NATS = 2.0, 0.02  # differences that do not matter: of accuracy, of loss
 REFERENCES = ("S-pc", "S-p", "S")  # softmax attention, the first of them that was run
 SAME = {"hyperglu": "G-cg-q-12o", "hypermlp": "R-cg-q-12o", "softmax": "S-p"}  # registered name → the label it is
-
-
-# ---- statistics ----
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds; half: of its confidence interval, None with one seed."""
-
-    mean: float
-    half: float | None
-    seeds: int
-
-    @property
-    def low(self) -> float:
-        return -math.inf if self.half is None else self.mean - self.half
-
-    @property
-    def high(self) -> float:
-        return math.inf if self.half is None else self.mean + self.half
-
-
-def estimate(values: Iterable[float]) -> Estimate | None:
-    """Mean and Student's confidence interval; None without values."""
-    found = list(values)
-    if not found:
-        return None
-    half = student_t(len(found) - 1) * stdev(found) / math.sqrt(len(found)) if len(found) > 1 else None
-    return Estimate(fmean(found), half, len(found))
-
-
-@cache
-def student_t(freedom: int) -> float:
-    """The t within which Student's distribution has its middle 95 %, by halving an interval."""
-    low, high = 0.0, 20.0  # 12.7 with one degree of freedom
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if central_share(middle, freedom) < CONFIDENCE else (low, middle)
-    return high
-
-
-def central_share(t: float, freedom: int) -> float:
-    """P(|T| < t) for a whole number of degrees of freedom: a finite sum in the angle atan(t / √freedom)."""
-    angle = math.atan(t / math.sqrt(freedom))
-    odd = freedom % 2
-    term = total = math.cos(angle) if odd else 1.0
-    for k in range(2 + odd, freedom, 2):
-        term *= (k - 1) / k * math.cos(angle) ** 2
-        total += term
-    if not odd:
-        return math.sin(angle) * total
-    return 2 / math.pi * (angle + (math.sin(angle) * total if freedom > 1 else 0))
 
 
 # ---- a study ----
@@ -119,6 +70,11 @@ class Study:
         found = {record["mixer"] for record in self.records}
         last = len(TABLE1) - 0.5  # between the labels of the table and the registry
         return sorted(found, key=lambda name: (order.index(name) if name in order else last, name))
+
+    @cached_property
+    def reference(self) -> str | None:
+        """The softmax attention that others are compared with; None if none was run."""
+        return next((label for label in REFERENCES if label in self.mixers), None)
 
     @cached_property
     def tasks(self) -> list[str]:
@@ -204,6 +160,23 @@ class Study:
         sign = -1 if measure == LOSS else 1
         return estimate(sign * (a[seed] - b[seed]) for seed in sorted(a.keys() & b.keys()))
 
+    def floor(self, measure: str) -> float | None:
+        """The accuracy of guessing, in percent, over all settings of a task or over all tasks; a loss has none."""
+        if measure == LOSS:
+            return None
+        tasks = self.tasks if measure == AVERAGE else [measure]
+        return fmean(fmean(100 * chance_of(key) for key in self.settings(task)) for task in tasks)
+
+    def bound(self, mixers: Sequence[str], measure: str) -> str:
+        """CEILING where all of them solve the task, FLOOR where all of them guess; empty otherwise."""
+        floor = self.floor(measure)
+        scores = [score.mean for mixer in mixers if (score := self.score(mixer, measure)) is not None]
+        if floor is None or not scores:
+            return ""
+        if min(scores) >= FULL:
+            return CEILING
+        return FLOOR if max(scores) <= floor + POINTS else ""
+
     def base_setting(self, task: str) -> str:
         """The setting that the others differ from in one number."""
         keys = self.settings(task)
@@ -263,6 +236,10 @@ def read_setting(key: str) -> dict[str, Any]:
         name, _, value = part.partition("=")
         values[name] = ast.literal_eval(value)
     return values
+
+
+def chance_of(key: str) -> float:
+    return chance(Setting(**read_setting(key)))
 
 
 def changes(key: str, other: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The grid of the paper's Table 1 from any study: measured mean and confidence interval beside the paper's number."""
+"""The grid of the paper's Table 1 from any study: measured numbers beside the paper's, and gains over softmax attention."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 from statistics import fmean
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from hypermlp.experiments import paper
-from hypermlp.report.study import AVERAGE, LOSS, Estimate, Study, estimate, evaluations_until, title_of
+from hypermlp.report.estimates import NONE, Estimate, estimate, interval, seeds_text, spread_rule, spread_text
+from hypermlp.report.study import AVERAGE, LOSS, Study, evaluations_until, title_of
+from hypermlp.report.terminal import Column as Head
+from hypermlp.report.terminal import say, show_table
 
-NONE = "–"
 TITLES = {
     "compression": "Compression",
     "fuzzy-recall": "Fuzzy recall",
@@ -42,17 +42,28 @@ class Cell:
     measured: Estimate | None
     paper: float | None
     finished: str = ""  # how many of its runs are, where that is why there is no number
+    gain: float | None = None  # over the study's softmax attention, here
+    paper_gain: float | None = None  # and in the paper
 
     @property
-    def difference(self) -> float | None:
-        """Measured minus paper, where that means something."""
-        if self.measured is None or self.paper is None or not self.column.comparable:
+    def shift(self) -> float | None:
+        """How much more it gains here than in the paper; None where the scales differ."""
+        if self.gain is None or self.paper_gain is None or not self.column.comparable:
             return None
-        return self.measured.mean - self.paper
+        return self.gain - self.paper_gain
 
     @property
     def text(self) -> str:
         return interval(self.measured, self.column.digits)
+
+    @property
+    def mean_text(self) -> str:
+        """Without the range, which `range_text` has."""
+        return self.text.partition(" [")[0]
+
+    @property
+    def range_text(self) -> str:
+        return "" if self.measured is None else spread_text(self.measured, self.column.digits)
 
     @property
     def paper_text(self) -> str:
@@ -68,9 +79,12 @@ class Row:
     cells: list[Cell]
 
     @property
-    def over(self) -> bool:
-        """Whether it is outside the budget."""
-        return self.mixer.endswith("!")
+    def outside(self) -> str:
+        """On which side of the budget a label with ! is; empty for the others."""
+        if not self.mixer.endswith("!"):
+            return ""
+        share = self.share or 1.0
+        return f"{'above' if share > 1 else 'below'} the budget" if round(share, 2) != 1 else "outside the budget"
 
     @property
     def parameters_text(self) -> str:
@@ -117,7 +131,19 @@ def new_cell(study: Study, mixer: str, column: Column) -> Cell:
     settings = study.settings(column.key) if column.key in study.tasks else []
     done = sum(len(study.setting_values(mixer, setting)) for setting in settings)
     finished = f"{done} of {len(settings) * len(study.seeds)} runs" if done and found is None else ""
-    return Cell(column, found, published(study, mixer, column.key), finished)
+    ours, theirs = gains(study, mixer, column.key)
+    return Cell(column, found, published(study, mixer, column.key), finished, ours, theirs)
+
+
+def gains(study: Study, mixer: str, key: str | float) -> tuple[float | None, float | None]:
+    """How much better than the study's softmax attention, here and in the paper; None where both are at ceiling or floor."""
+    rival = study.reference
+    if rival is None or rival == mixer or not isinstance(key, str) or study.bound((mixer, rival), key):
+        return None, None
+    gain = study.gain(mixer, rival, key)
+    ours, theirs = published(study, mixer, key), published(study, rival, key)
+    sign = -1 if key == LOSS else 1
+    return None if gain is None else gain.mean, None if ours is None or theirs is None else sign * (ours - theirs)
 
 
 def measured(study: Study, mixer: str, key: str | float) -> Estimate | None:
@@ -159,49 +185,31 @@ def size(study: Study, mixer: str) -> tuple[float | None, float | None]:
     return fmean(own.values()), fmean(own[setting] / budgets.get(setting, own[setting]) for setting in own)
 
 
-def interval(value: Estimate | None, digits: int, sign: str = "") -> str:
-    """Mean ± half the interval; the mean alone with one seed."""
-    if value is None:
-        return NONE
-    half = "" if value.half is None else f" ± {value.half:.{digits}f}"
-    return signed(value.mean, digits, sign) + half
-
-
-def signed(value: float, digits: int, sign: str = "+") -> str:
-    """With a true minus, and no sign before a zero."""
-    text = f"{value:{sign}.{digits}f}"
-    return text.lstrip("+-") if float(text) == 0 else text.replace("-", "−")
-
-
 def count_text(count: float) -> str:
     return f"{count / 1e6:.2f}M" if count >= 1e6 else f"{count / 1e3:.1f}k"
 
 
 def show_table1(console: Console, study: Study) -> None:
-    """The grid on the terminal, one half below the other; below each measured number the paper's, and the difference."""
+    """The grid on the terminal, one half below the other; below each measured number the paper's."""
     rows, shown = grid(study), columns(study)
     mad = len(study.tasks) + (1 if study.tasks else 0)
     for half in (range(mad), range(mad, len(shown))):
         if not half:
             continue
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("mixer", no_wrap=True)
-        table.add_column("parameters", justify="right", no_wrap=True)
-        for i in half:
-            table.add_column(shown[i].title, justify="right")
+        heads = [Head("mixer"), Head("parameters"), *(Head(shown[i].title) for i in half)]
+        lines: list[list[str | Text]] = []
         for row in rows:
             name = Text(row.mixer).append(f"\n{row.title}" if row.title else "", "dim")
-            table.add_row(name, row.parameters_text.replace(" ", "\n"), *(terminal_cell(row.cells[i]) for i in half))
-        console.print(table)
-    console.print(f"{legend(study)} Below, dim: the paper's number, and measured minus paper.", highlight=False)
+            lines.append([name, row.parameters_text.replace(" ", "\n"), *(terminal_cell(row.cells[i]) for i in half)])
+        show_table(console, "", heads, lines)
+    say(console, f"{legend(study)} In parentheses: the paper's number.")
 
 
 def terminal_cell(cell: Cell) -> Text:
-    text = Text(cell.text.replace(" ", "")).append(f"\n{cell.paper_text}", "dim")
-    if (difference := cell.difference) is not None:
-        good = difference * cell.column.sign >= 0
-        text.append(f" {signed(difference, cell.column.digits)}", "blue" if good else "yellow")
-    return text
+    text = Text(cell.mean_text.replace(" ", ""))
+    if cell.range_text:
+        text.append(f"\n{cell.range_text}")
+    return text if cell.paper is None else text.append(f"\n({cell.paper_text})", "dim")
 
 
 def table1_markdown(study: Study) -> str:
@@ -227,10 +235,15 @@ def training_markdown(study: Study) -> str:
 
 def legend(study: Study) -> str:
     """How to read the numbers."""
-    seeds = max((cell.measured.seeds for row in grid(study) for cell in row.cells if cell.measured is not None), default=0)
-    spread = f"mean over {seeds} seeds ± half of the 95 % confidence interval" if seeds > 1 else "one seed, so no interval"
-    parts = [f"Accuracy in percent ({spread})." if study.tasks else f"Loss ({spread})."]
-    if any(row.over for row in grid(study)):
+    cells = [cell for row in grid(study) for cell in row.cells]
+    accuracies = [cell.measured for cell in cells if cell.column.key in (*study.tasks, AVERAGE)]
+    losses = [cell.measured for cell in cells if cell.column.key == LOSS]
+    parts = [
+        f"{what}: {'' if seeds_text(found) == 'one seed' else 'mean over '}{seeds_text(found)}, {spread_rule(found)}."
+        for what, found in (("Accuracy in percent", accuracies), ("Loss in nats", losses))
+        if any(value is not None for value in found)
+    ]
+    if any(row.outside for row in grid(study)):
         parts.append("Labels with ! keep their full ranks, outside the budget (×: share of it).")
     if study.language and thresholds(study) != paper.THRESHOLDS:
         parts.append("Losses are not on the paper's scale, so they are not compared with it.")

@@ -9,8 +9,9 @@ import pytest
 from made_up import language, mad, write
 
 from hypermlp.experiments import paper
-from hypermlp.report.findings import CONFIRMED, REFUTED, UNKNOWN, findings, predictions
-from hypermlp.report.study import AVERAGE, LOSS, Study, read_studies
+from hypermlp.report.claims import CONFIRMED, NOT_BEHIND, REFUTED, UNKNOWN, Outcome, judge_claims, predictions
+from hypermlp.report.estimates import Estimate, interval, seeds_text
+from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study, read_studies
 
 Change = Callable[[str, str], float]  # what is added to the paper's number, by label and measure
 
@@ -31,13 +32,17 @@ def make_study(folder: Path, seeds: int = 3, change: Change = lambda label, meas
 
 
 def verdicts(study: Study) -> list[str]:
-    return [item.verdict for item in findings(study)]
+    return [item.verdict for item in judge_claims(study)]
 
 
 def test_the_rules_confirm_the_papers_own_numbers(tmp_path: Path) -> None:
+    """But for three: two differences are smaller than what matters here, and HyperGLU is behind softmax on two tasks."""
     study = make_study(tmp_path)
-    assert verdicts(study) == [CONFIRMED] * 6
-    first = findings(study)[0].evidence
+    assert verdicts(study) == [CONFIRMED, CONFIRMED, CONFIRMED, REFUTED, CONFIRMED, REFUTED, REFUTED]
+    assert [e.measure for e in judge_claims(study)[6].evidence if e.status == REFUTED] == ["compression", "memorization"]
+    best = judge_claims(study)[5].evidence
+    assert {(e.measure, e.note) for e in best if e.status == REFUTED} == {(LOSS, "too small to matter")}
+    first = judge_claims(study)[0].evidence
     assert [(e.measure, e.better, e.worse) for e in first] == [(AVERAGE, "S-pc", "R-pc"), (LOSS, "S-pc", "R-pc")]
     assert first[0].gain is not None
     assert first[0].gain.mean == pytest.approx(first[0].paper, abs=0.01)
@@ -47,16 +52,15 @@ def test_the_papers_own_numbers_fail_two_of_its_predictions(tmp_path: Path) -> N
     found = {item.task: item for item in predictions(make_study(tmp_path))}
     assert {task: item.verdict for task, item in found.items()} == {
         "compression": CONFIRMED,
-        "noisy-recall": REFUTED,  # nothing left to gain
+        "noisy-recall": CEILING,  # nothing left to gain
         "fuzzy-recall": CONFIRMED,
         "selective-copying": CONFIRMED,
-        "in-context-recall": CONFIRMED,
+        "in-context-recall": CEILING,  # and nothing is shown by gaining none
         "memorization": REFUTED,  # gains where none was expected
     }
     gain = found["compression"].evidence.gain
     assert gain is not None
     assert gain.mean == pytest.approx((49.20 - 36.49 + 49.60 - 38.56) / 2)
-    assert found["noisy-recall"].evidence.note == "no room to gain: 100.0 % without mixing"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,7 @@ def test_what_is_not_judged_does_not_decide(tmp_path: Path) -> None:
 def test_a_gain_within_the_noise_is_not_confirmed(tmp_path: Path, noise: float, verdict: str) -> None:
     """And much noise tells nothing."""
     study = make_study(tmp_path, noise=noise, change=lambda a, b: 10.0 if a in ("R-cg-q", "G-cg-q") and b != LOSS else 0)
-    two = findings(study)[1].evidence[0]
+    two = judge_claims(study)[1].evidence[0]
     assert two.gain is not None
     assert two.gain.mean > 0 > two.gain.low
     assert two.status == verdict
@@ -99,26 +103,26 @@ def test_a_gain_within_the_noise_is_not_confirmed(tmp_path: Path, noise: float, 
 
 def test_noise_on_one_side_of_zero_does_not_excuse(tmp_path: Path) -> None:
     study = make_study(tmp_path, noise=30.0, change=lambda a, b: 200.0 if a == "R-cg-q" and b != LOSS else 0)
-    assert findings(study)[1].evidence[0].status == REFUTED
+    assert judge_claims(study)[1].evidence[0].status == REFUTED
 
 
 def test_one_seed_is_not_enough(tmp_path: Path) -> None:
     study = make_study(tmp_path, seeds=1)
-    assert verdicts(study) == [UNKNOWN] * 6
+    assert verdicts(study) == [UNKNOWN] * 7
     assert [item.verdict for item in predictions(study)] == [UNKNOWN] * 6
 
 
 def test_labels_that_were_not_run(tmp_path: Path) -> None:
     records = [mad(label, task, 50, seed) for label in ("S-pc", "R-pc") for task in paper.TASKS for seed in range(2)]
     (study,) = read_studies(write(tmp_path, records))
-    assert verdicts(study) == [CONFIRMED, *[UNKNOWN] * 5]
+    assert verdicts(study) == [CONFIRMED, *[UNKNOWN] * 6]
     assert [item.verdict for item in predictions(study)] == [UNKNOWN] * 6
 
 
 def test_language_runs_alone_are_enough_for_most(tmp_path: Path) -> None:
     records = [language(label, row.loss, seed) for label, row in paper.TABLE1.items() for seed in range(2)]
     (study,) = read_studies(write(tmp_path, records))
-    assert verdicts(study) == [CONFIRMED] * 4 + [UNKNOWN, CONFIRMED]  # the fifth is about a MAD task
+    assert verdicts(study) == [CONFIRMED] * 3 + [REFUTED, UNKNOWN, REFUTED, CONFIRMED]  # the fifth is about a MAD task
 
 
 def test_gains_of_one_family_do_where_the_other_was_not_run(tmp_path: Path) -> None:
@@ -134,8 +138,76 @@ def test_gains_of_one_family_do_where_the_other_was_not_run(tmp_path: Path) -> N
 
 def test_high_must_be_above_low(tmp_path: Path) -> None:
     def change(label: str, measure: str) -> float:
-        return 60.0 if measure == "in-context-recall" and label.endswith("12o") else 0
+        return -60.0 if measure == "in-context-recall" and label in ("R-cg-q", "G-cg-q") else 0
 
     found = {item.task: item.verdict for item in predictions(make_study(tmp_path, change=change))}
     assert found["compression"] == REFUTED
     assert found["in-context-recall"] == REFUTED
+
+
+def small_study(folder: Path, values: dict[str, dict[str, float]], seeds: int = 2) -> Study:
+    """Label → task → percent, the same for every seed."""
+    records = [mad(label, task, y, seed) for label, row in values.items() for task, y in row.items() for seed in range(seeds)]
+    (study,) = read_studies(write(folder, records))
+    return study
+
+
+def claim(study: Study, title: str) -> Outcome:
+    return next(found for found in judge_claims(study) if title in found.claim.title)
+
+
+@pytest.mark.parametrize("seeds, verdict", [(1, UNKNOWN), (2, REFUTED)])
+def test_a_claim_is_judged_on_every_task_of_the_run(tmp_path: Path, seeds: int, verdict: str) -> None:
+    """HyperGLU gains on the task where it does in the paper, and loses more on the other."""
+    ours, softmax = ({"selective-copying": a, "noisy-recall": b} for a, b in ((34.0, 94.0), (31.4, 100.0)))
+    study = small_study(tmp_path, {"G-cg-q-12o": ours, "S-pc": softmax}, seeds)
+    found = claim(study, "ahead of softmax")
+    assert found.verdict == verdict
+    assert {item.measure for item in found.judged} == {AVERAGE, "selective-copying", "noisy-recall"}
+    assert "MAD average −1.7" in found.sentence
+    assert "noisy recall −6.0" in found.sentence
+    assert f"{verdict} ({'one seed' if seeds == 1 else '2 seeds'})" in found.sentence
+
+
+def test_a_loss_on_one_task_fails_a_claim_whose_average_gains(tmp_path: Path) -> None:
+    mixed, plain = ({"selective-copying": a, "noisy-recall": b} for a, b in ((80.0, 60.0), (20.0, 70.0)))
+    found = claim(small_study(tmp_path, {"R-cg-q-12o": mixed, "R-cg-q": plain}), "Mixing along")
+    statuses = {item.measure: item.status for item in found.judged}
+    assert statuses == {AVERAGE: CONFIRMED, "selective-copying": NOT_BEHIND, "noisy-recall": REFUTED}
+    assert found.verdict == REFUTED
+
+
+@pytest.mark.parametrize("gain, verdict", [(1.9, REFUTED), (2.1, CONFIRMED)])
+def test_confirmed_needs_an_effect_that_matters(tmp_path: Path, gain: float, verdict: str) -> None:
+    values = {"R-cg-q-12o": {"compression": 30 + gain}, "R-cg-q": {"compression": 30.0}, "G-cg-q": {"compression": 30.0}}
+    study = small_study(tmp_path, values)
+    assert claim(study, "Mixing along").verdict == verdict
+    assert next(item for item in predictions(study) if item.task == "compression").verdict == verdict
+
+
+@pytest.mark.parametrize("percent, verdict", [(99.5, CEILING), (7.0, FLOOR), (60.0, CONFIRMED)])
+def test_at_ceiling_and_at_floor_confirm_nothing(tmp_path: Path, percent: float, verdict: str) -> None:
+    """Not even that two things are level; 1 of 15 tokens is guessed right."""
+    study = small_study(tmp_path, {"S-pc": {"compression": percent}, "R-pc": {"compression": percent + 0.2}})
+    assert claim(study, "not essential").verdict == verdict
+
+
+def test_few_seeds_are_shown_as_they_are() -> None:
+    assert interval(Estimate((9.0, 71.1)), 1) == "40.0 [9.0–71.1]"
+    assert interval(Estimate((-1.0, 2.0, 2.0)), 1, "+") == "+1.0 [−1.0 to +2.0]"
+    assert interval(Estimate((100.0, 100.0)), 1) == "100.0"
+    assert interval(Estimate((5.0,)), 1) == "5.0"
+    assert interval(Estimate((1.0, 2.0, 3.0, 4.0)), 1) == "2.5 ± 2.1"  # 3.1824 · 1.2910 / 2
+    assert seeds_text([Estimate((1.0,)), None, Estimate((1.0, 2.0))]) == "1 or 2 seeds"
+
+
+def test_a_run_without_a_score_is_not_taken_for_a_failure(tmp_path: Path) -> None:
+    for seed in range(2):
+        for mixer in ("R-12o!", "R-12!"):
+            error = "the worker was ended by SIGKILL" if mixer == "R-12!" else None
+            records = [mad(mixer, task, 50, seed, error=error) for task in paper.TASKS]
+            write(tmp_path / f"{mixer[:-1]}{seed}", records)
+    (study,) = read_studies(tmp_path)
+    finding = claim(study, "lag layout")
+    assert finding.verdict == UNKNOWN
+    assert finding.judged == []

@@ -1,0 +1,112 @@
+"""The terminal: one kind of console for every command, and tables in which nothing is cut.
+
+Paths, names and error messages come from outside and may hold what rich takes for markup ("[/run]"). A console made here prints
+every text as it stands; whoever wants a style passes a rich Text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+GAP = 2  # between columns, one of them the box's own
+
+
+def new_console(**options: Any) -> Console:
+    """The only way to a console: no markup, no emoji codes, no highlighting of what looks like a number or a path."""
+    return Console(markup=False, emoji=False, highlight=False, **options)
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """One paragraph; lines are not broken, so that a path can be copied and a pipe gets it whole."""
+    console.print(Text(text, style), soft_wrap=True)
+
+
+@contextmanager
+def status(console: Console, text: str) -> Iterator[Callable[[str], None]]:
+    """A line that changes while something runs; without a terminal, one line for every change."""
+    with console.status(Text(text)) as shown:
+
+        def tell(words: str) -> None:
+            shown.update(Text(words))
+            if not console.is_terminal:
+                say(console, words)
+
+        yield tell
+
+
+# ---- tables ----
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    left: bool = False  # aligned: words; numbers stand at the right
+    wraps: bool = False  # between words
+    starts: bool = False  # a block of its own begins here where one line is too short for all columns
+
+
+Cell = str | Text
+
+
+def show_table(console: Console, title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], keys: int = 1) -> None:
+    console.print(tabulate(console.width, title, columns, rows, keys))
+
+
+def tabulate(width: int, title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], keys: int = 1) -> Group:
+    """A table at most `width` wide: where it is wider, blocks of columns below each other, each with the first `keys`."""
+    sizes = [column_size(column, [row[i] for row in rows]) for i, column in enumerate(columns)]
+    parts: list[RenderableType] = [Text(title, "italic")] if title else []
+    for block in blocks(width, columns, [least for least, _ in sizes], keys):
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
+        spare = width - sum(sizes[i][0] + GAP for i in block) + GAP
+        for i in block:
+            column, (least, most) = columns[i], sizes[i]
+            own = max(1, min(most, least + max(0, spare), width))
+            spare -= own - least
+            side = "left" if column.left or i == 0 else "right"
+            table.add_column(Text(column.title), justify=side, width=own, overflow="fold")  # type: ignore[arg-type]
+        for row in rows:
+            table.add_row(*(row[i] for i in block))
+        parts += [table, Text()]
+    return Group(*parts)
+
+
+def column_size(column: Column, cells: Sequence[Cell]) -> tuple[int, int]:
+    """The narrowest width in which nothing is cut, and the widest that is of use."""
+    lines = [line for cell in cells for line in str(cell).split("\n")]
+    longest = max(map(len, lines), default=0)
+    title = longest_word(column.title)
+    if not column.wraps:
+        return max(title, longest), max(title, longest)
+    return max([title, *map(longest_word, lines)]), max(len(column.title), longest)
+
+
+def longest_word(text: str) -> int:
+    return max(map(len, re.split(r"\s", text)))
+
+
+def blocks(width: int, columns: Sequence[Column], least: Sequence[int], keys: int) -> list[list[int]]:
+    """Which columns stand together."""
+    first = list(range(keys))
+
+    def fits(block: Sequence[int]) -> bool:
+        return sum(least[i] + GAP for i in block) - GAP <= width
+
+    rest = list(range(keys, len(columns)))
+    if fits([*first, *rest]):
+        return [[*first, *rest]]
+    found: list[list[int]] = [[]]
+    for i in rest:
+        if found[-1] and (columns[i].starts or not fits([*first, *found[-1], i])):
+            found.append([])
+        found[-1].append(i)
+    return [[*first, *block] for block in found]
