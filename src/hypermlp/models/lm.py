@@ -165,7 +165,8 @@ class LanguageModel(nn.Module):
             raise ValueError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}; they must be whole numbers (batch, time)")
         x = self.embedding(tokens)
         if self.positions is not None:
-            x = x + self.positions(self._places(tokens, attention_mask, cu_seqlens, cache))
+            seen = None if cache is None else cache.lengths
+            x = x + self.positions(places(tokens, self.config.length, attention_mask, cu_seqlens, seen))
         options: dict[str, Any] = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens}
         for i, block in enumerate(self.blocks):
             if cache is not None:
@@ -175,27 +176,6 @@ class LanguageModel(nn.Module):
             else:
                 x = block(x, **options)
         return self.head(self.norm(x))
-
-    def _places(
-        self, tokens: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None, cache: ModelCache | None
-    ) -> Tensor:
-        """Place of each token in its own sequence (B T), for learned position embeddings."""
-        place = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        if attention_mask is not None:
-            check_mask(tokens, attention_mask)
-            place = ((attention_mask != 0).cumsum(1) - 1).clamp(min=0)
-        if cu_seqlens is not None:
-            check_cu_seqlens(tokens, cu_seqlens)
-            begin = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff(), output_size=tokens.shape[1])
-            place = place - begin
-        if cache is not None:
-            place = place + cache.lengths.to(tokens.device)[:, None]
-        if not torch.compiler.is_compiling() and place.numel() and int(place.max()) >= self.config.length:
-            raise ValueError(
-                f"position {int(place.max())} is beyond the {self.config.length} learned position embeddings; "
-                'cut the input, or use style="llama", which has none'
-            )
-        return place
 
     def new_cache(
         self,
@@ -207,6 +187,35 @@ class LanguageModel(nn.Module):
         """Empty memory of all layers for batch_size sequences."""
         mixers = (block.get_submodule("mixer") for block in self.blocks)
         return ModelCache([m.new_cache(batch_size, max_len, dtype, device) for m in mixers if isinstance(m, Mixer)])
+
+
+def places(
+    tokens: Tensor, length: int, attention_mask: Tensor | None, cu_seqlens: Tensor | None, seen: Tensor | None = None
+) -> Tensor:
+    """Place of each token (B T …) in its own sequence (B T), for `length` learned position embeddings.
+
+    seen (B): tokens that came before, in a cache.
+    """
+    place = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
+    if attention_mask is not None:
+        check_mask(tokens, attention_mask)
+        place = ((attention_mask != 0).cumsum(1) - 1).clamp(min=0)
+    if cu_seqlens is not None:
+        check_cu_seqlens(tokens, cu_seqlens)
+        begin = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff(), output_size=tokens.shape[1])
+        place = place - begin
+    if seen is not None:
+        place = place + seen.to(tokens.device)[:, None]
+    check_places(place, length)
+    return place
+
+
+def check_places(place: Tensor, length: int) -> None:
+    if not torch.compiler.is_compiling() and place.numel() and int(place.max()) >= length:
+        raise ValueError(
+            f"position {int(place.max())} is beyond the {length} learned position embeddings; "
+            'cut the input, or use style="llama", which has none'
+        )
 
 
 class ModelCache:

@@ -3,6 +3,9 @@
 config.json          {"model_type": "hypermlp", and the fields of ModelConfig}
 model.safetensors    the weights; a tied head is absent
 tokenizer.json       what turns text into tokens, as the corpus had it
+
+Folders that models/hf exports load too: weights may be split over several files with an index, their names may begin with
+"model.", and config.json may have fields of transformers.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from hypermlp.files import write_json
 from hypermlp.models.lm import LanguageModel, ModelConfig
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+INDEX = f"{WEIGHTS}.index.json"
 MODEL_TYPE = "hypermlp"
 
 
@@ -46,10 +50,7 @@ def save_model(model: LanguageModel, folder: Path, tokenizer: dict[str, Any] | N
 def load_model(folder: Path) -> LanguageModel:
     config = read_config(folder)
     model = LanguageModel(config)
-    try:
-        saved = load_file(folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{folder / WEIGHTS} cannot be read ({error}); save the model again") from error
+    saved = read_weights(folder)
     own = weights(model)
     wrong = sorted(name for name in own.keys() | saved.keys() if name not in own or name not in saved)
     wrong = wrong or sorted(name for name in own if own[name].shape != saved[name].shape)
@@ -59,6 +60,22 @@ def load_model(folder: Path) -> LanguageModel:
     for name, tensor in own.items():
         tensor.copy_(saved[name])
     return model
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder, from one file or several, under the names of LanguageModel."""
+    found: dict[str, Tensor] = {}
+    index, path = folder / INDEX, folder / WEIGHTS
+    try:
+        names = [WEIGHTS]
+        if index.is_file() and not path.is_file():
+            path = index
+            names = sorted({Path(name).name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        for path in (folder / name for name in names):
+            found |= load_file(path)
+    except (OSError, SafetensorError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); save the model again") from error
+    return {name.removeprefix("model."): tensor for name, tensor in found.items()}
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -72,4 +89,6 @@ def read_config(folder: Path) -> ModelConfig:
         raise ValueError(f"{path} is damaged: {error}") from error
     if kind != MODEL_TYPE:
         raise ValueError(f"{path} has model_type {kind!r}; it must be {MODEL_TYPE!r}")
+    if "transformers_version" in values:
+        values = {name: value for name, value in values.items() if name in ModelConfig.__dataclass_fields__}
     return ModelConfig.from_dict(values)

@@ -1,0 +1,58 @@
+"""Folders that any tool of the Hugging Face ecosystem loads.
+
+config.json              the model's configuration; auto_map names the classes of the modelling file
+model.safetensors        the weights (or several files and an index)
+modeling_hypermlp.py     one line that imports this package, run only with trust_remote_code=True
+generation_config.json   where generation stops
+tokenizer.json, tokenizer_config.json
+README.md                the model card
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypermlp.models.hf.library import CURE, transformers
+from hypermlp.models.hf.tokenizer import fast_tokenizer
+
+if TYPE_CHECKING:
+    from hypermlp.models.lm import LanguageModel
+
+MODULE = "modeling_hypermlp"
+CLASSES = {
+    "AutoConfig": "HyperConfig",
+    "AutoModel": "HyperModel",
+    "AutoModelForCausalLM": "HyperForCausalLM",
+    "AutoModelForSequenceClassification": "HyperForSequenceClassification",
+    "AutoModelForTokenClassification": "HyperForTokenClassification",
+}
+AUTO_MAP = {auto: f"{MODULE}.{name}" for auto, name in CLASSES.items()}
+
+
+def write_modelling_file(folder: Path) -> None:
+    line = f"from hypermlp.models.hf import {', '.join(CLASSES.values())}  # pip install 'hypermlp[hf]'\n"
+    (folder / f"{MODULE}.py").write_text(line, encoding="utf-8")
+
+
+def export(net: LanguageModel, folder: Path, tokenizer: dict[str, Any] | None = None, card: str | None = None) -> None:
+    """Save for Hugging Face; the native loader reads the folder too.
+
+    tokenizer: as saved beside the model, with which generation stops at the end of a document. card: the text of README.md.
+    """
+    if transformers is None:
+        raise ImportError(CURE)
+    from hypermlp.models.hf.heads import HyperForCausalLM
+
+    model = HyperForCausalLM.wrap(net)
+    if tokenizer is not None:
+        fast = fast_tokenizer(tokenizer)
+        fast.model_max_length = net.config.length
+        end = fast.eos_token_id
+        tokens = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+        model.config.update(tokens)
+        model.generation_config = transformers.GenerationConfig(**tokens)
+        fast.save_pretrained(folder)
+    model.save_pretrained(folder)
+    if card is not None:
+        (folder / "README.md").write_text(card, encoding="utf-8")

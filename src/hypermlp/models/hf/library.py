@@ -1,0 +1,73 @@
+"""The names that this package takes from transformers; where it is not installed, stand-ins that tell the cure when used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+CURE = "this needs Hugging Face transformers: pip install 'hypermlp[hf]'"
+
+try:
+    import tokenizers
+    import transformers
+    from transformers import Cache, GenerationMixin, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast, initialization
+    from transformers.modeling_layers import (
+        GenericForSequenceClassification,
+        GenericForTokenClassification,
+        GradientCheckpointingLayer,
+    )
+    from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+except ModuleNotFoundError as error:
+    if error.name not in ("tokenizers", "transformers"):
+        raise
+
+    class Missing(type):
+        """Of classes whose library is not installed: all that can be done with them is to learn the cure."""
+
+        def __call__(cls, *arguments: Any, **options: Any) -> Any:
+            raise ImportError(CURE)
+
+        def __getattr__(cls, name: str) -> Any:
+            raise ImportError(CURE)
+
+    class PreTrainedModel(metaclass=Missing):  # type: ignore[no-redef]
+        pass
+
+    class GenericForSequenceClassification(metaclass=Missing):  # type: ignore[no-redef]
+        pass
+
+    Cache = PreTrainedConfig = PreTrainedTokenizerFast = PreTrainedModel  # type: ignore[assignment,misc]
+    GenericForTokenClassification = GenericForSequenceClassification  # type: ignore[assignment,misc]
+    GenerationMixin = object  # type: ignore[assignment,misc]
+    GradientCheckpointingLayer = nn.Module  # type: ignore[assignment,misc]
+    transformers = tokenizers = initialization = None  # type: ignore[assignment]
+    BaseModelOutputWithPast = CausalLMOutputWithPast = None  # type: ignore[assignment,misc]
+
+__all__ = [
+    "CURE",
+    "BaseModelOutputWithPast",
+    "Cache",
+    "CausalLMOutputWithPast",
+    "GenerationMixin",
+    "GenericForSequenceClassification",
+    "GenericForTokenClassification",
+    "GradientCheckpointingLayer",
+    "PreTrainedConfig",
+    "PreTrainedModel",
+    "PreTrainedTokenizerFast",
+    "initialization",
+    "register",
+    "tokenizers",
+    "transformers",
+]
+
+
+def register(config: Any, tokenizer: Any, **models: Any) -> None:
+    """Make the Auto classes know these classes; without the library, nothing."""
+    if transformers is None:
+        return
+    transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
+    transformers.AutoTokenizer.register(config, fast_tokenizer_class=tokenizer, exist_ok=True)
+    for auto, model in models.items():
+        getattr(transformers, auto).register(config, model, exist_ok=True)
