@@ -14,7 +14,7 @@ from hypermlp.analysis.theory.registry import Case, printed, relative, statement
 from hypermlp.analysis.theory.setting import heads, in_time_order, mixing_matrix
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.ops import strips
-from hypermlp.ops.registered import Inputs, flat
+from hypermlp.ops.registered import Inputs, flatten_mixing
 
 LENGTHS = (32, 64, 96, 128, 160)
 
@@ -40,7 +40,7 @@ def inputs(case: Case, layer: HyperGLU, rows: int, slots: int) -> Inputs:
     k, v = (case.normal(1, slots, n, w.out_features // n) for n, w in ((G, layer.k), (H, layer.v)))
     controls = (None if op is None else op.operator(torch.sigmoid(op.control(x))) for op in (layer.op1, layer.op2))
     routing, reading = controls
-    return Inputs._make((q, k, v, *flat(routing, False), *flat(reading, True), None))
+    return Inputs._make((q, k, v, *flatten_mixing(routing, False), *flatten_mixing(reading, True), None))
 
 
 def step_cost(case: Case, layer: HyperGLU, slots: int) -> int:
