@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
-
 from hypermlp.report.bench import decode_markdown, layer_markdown, mixers_markdown, model_markdown
 from hypermlp.report.claims import verdicts_markdown
 from hypermlp.report.study import read_studies
@@ -76,22 +74,3 @@ def test_the_documents_promise_what_the_program_says() -> None:
         assert how_long in (ROOT / name).read_text(), f"{name} should say that compiling takes {how_long}"
     (pinned,) = re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.M)
     assert f"pip install torch=={pinned} --index-url https://download.pytorch.org/whl/cpu" in README
-
-
-def test_the_mixer_of_contributing_obeys_its_contract() -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S)
-    space: dict[str, object] = {}
-    header = (
-        "from torch import Tensor, nn\nfrom hypermlp.cache import Cache, Keeps\n"
-        "from hypermlp.mixers.base import Mixer, Tokens, visible_slots\n"
-    )
-    exec(header + "\n".join(line.removeprefix("   ") for line in block.splitlines()), space)
-    mixer = space["RunningMean"](8).double()  # type: ignore[operator]
-    x = torch.randn(1, 9, 8, dtype=torch.float64)
-    packed = mixer(x, cu_seqlens=torch.tensor([0, 4, 9]))
-    torch.testing.assert_close(packed, torch.cat([mixer(x[:, :4]), mixer(x[:, 4:])], 1))
-    mask = torch.ones(1, 9)
-    mask[:, :3] = 0
-    torch.testing.assert_close(mixer(x, attention_mask=mask)[:, 3:], mixer(x[:, 3:]))
-    cache = mixer.new_cache(1)
-    torch.testing.assert_close(torch.cat([mixer(part, cache=cache) for part in x.split([2, 1, 6], 1)], 1), mixer(x))

@@ -1,0 +1,167 @@
+"""Every command and every piece of Python in docs/ and CONTRIBUTING.md runs as printed, at a small size.
+
+Blocks are fenced, ```bash or ```python. Those of a document run in order, in one folder. A Python block whose first line names
+a file (`# my_mixer.py`) is written there too. Commands get the options of SMALL, which make them small; SUBSTITUTES replaces
+what is large or needs a cluster. A command of a new kind needs an entry in SMALL, or in ELSEWHERE with the file that runs it.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from hypermlp.cli import app
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+TRAIN = (
+    "data.context=24 model.width=32 model.depth=1 train.steps=4 train.batch=4 train.micro=2 train.warmup=2 train.save_every=2 "
+    "train.evaluate_every=2 train.evaluate_batches=2 train.sample=8"
+)
+STUDY = "--scale quick --steps 2 --examples 32 --batch 8 --width 16 --seeds 1 --workers 1"
+SMALL = {
+    "hypermlp --version": "",
+    "hypermlp info": "",
+    "hypermlp mixers": "--width 64 --length 64",
+    "hypermlp explain": "--width 64 --length 64",
+    "hypermlp budget": "--width 64 --length 64",
+    "hypermlp mad show": "--count 1",
+    "hypermlp mad run": STUDY,
+    "hypermlp report": "",
+    "hypermlp data prepare": "--tokenizer bpe:300 --workers 1",
+    "hypermlp train": TRAIN,
+    "hypermlp generate": "--count 5",
+    "hypermlp eval": "--corpus my_folder",
+    "hypermlp export": "",
+    "hypermlp bench layer": "--rounds 1 --threads 1 --no-memory",
+    "hypermlp bench decode": "--context 20 --batch 1 --width 48 --rounds 1",
+    "hypermlp bench model": "--mad 2,32,32 --language 1,32,32 --depth 1 --vocabulary 32 --rounds 1 --threads 1",
+    "hypermlp bench profile": "--shape 1,32,32",
+}
+SUBSTITUTES = {
+    r"(--nproc-per-node|--processes) 8": r"\1 2",
+    r"train (340m-15b|1\.3b-100b|nanogpt-owt2)": r"train tiny --out runs/\1",
+    r"bench layer(?!.*--shape)": "bench layer --shape 1,32,32 --only 'hyperglu native' --only 'softmax sdpa 2 heads'",
+    r"--shape \d+,\d+,\d+": "--shape 1,32,32",
+    r"--mixers hyperglu,softmax --tasks \S+": "--mixers hyperglu --tasks in-context-recall",
+    r"--mixers (my_mixer.py:RunningMean),S-pc": r"--mixers \1 --tasks in-context-recall",
+}
+ELSEWHERE = {  # too long for here: which file runs it
+    "hypermlp demo": ".ci/run",
+    "hypermlp table1": "tests/test_cli.py",
+    "pytest": ".ci/run",
+    "ruff check": ".ci/run",
+    "ruff format": ".ci/run",
+    "mypy": ".ci/run",
+    "mkdocs": ".ci/run",
+}
+
+
+def blocks(document: Path) -> list[tuple[str, str]]:
+    """The fenced blocks in order: language and text."""
+    return re.findall(r"^```(bash|python)\n(.*?)^```", document.read_text(), re.M | re.S)
+
+
+def commands(block: str) -> list[str]:
+    lines = block.replace("\\\n", " ").splitlines()
+    return [text for line in lines if (text := re.sub(r"(^|\s+)#.*", "", line).strip())]
+
+
+def make_small(command: str) -> list[str]:
+    for pattern, smaller in SUBSTITUTES.items():
+        command = re.sub(pattern, smaller, command)
+    kind = re.search(r"hypermlp (--?\w+|\w+ (show|run|prepare|layer|decode|model|profile)(?= |$)|\w+)", command)
+    assert kind is not None, f"{command}: what does it run?"
+    found = " ".join(kind[0].split())
+    assert found in SMALL, f"{command}: say in SMALL how {found!r} is made small"
+    return [*shlex.split(command), *SMALL[found].split()]
+
+
+def run_command(command: str, folder: Path) -> None:
+    for start, file in ELSEWHERE.items():
+        if f"{command} ".startswith(f"{start} "):
+            assert start.removeprefix("hypermlp ") in (ROOT / file).read_text(), f"{file} does not run {command}"
+            check_options(command)
+            return
+    if command.startswith("pip install "):
+        for extras in re.findall(r"\.\[([\w,]+)\]", command):
+            assert set(extras.split(",")) <= set(EXTRAS), command
+        return
+    words = make_small(command)
+    if words[0] == "torchrun":
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", *words[1:]], cwd=folder, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return
+    assert words[0] == "hypermlp", f"{command}: say in ELSEWHERE or run_command how it is tested"
+    result = CliRunner().invoke(app, words[1:], prog_name="hypermlp")
+    assert result.exit_code == 0, f"{' '.join(words)}\n{result.output}\n{result.exception!r}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the documents take for granted: a folder of text, a mixer, and a trained model where a page does not train one."""
+    text = "".join(f"{n} squared is {n * n}, déjà vu.\n" for n in range(400))
+    (tmp_path / "my_folder").mkdir()
+    for name in ("one", "two", "three"):
+        (tmp_path / "my_folder" / f"{name}.txt").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.stem)
+def test_the_blocks_run_as_printed(document: Path, folder: Path) -> None:
+    text = document.read_text()
+    if "my_mixer.py" in text and "# my_mixer.py" not in text:
+        ((_, mixer), *_) = blocks(ROOT / "docs" / "add-a-mixer.md")
+        (folder / "my_mixer.py").write_text(mixer)
+    if "--model runs/tiny" in text and "hypermlp train tiny" not in text:
+        run_command("hypermlp train tiny", folder)
+    space: dict[str, object] = {"__name__": document.stem}
+    for language, block in blocks(document):
+        if language == "python":
+            if name := re.match(r"# (\w+\.py)\n", block):
+                (folder / name[1]).write_text(block)
+            exec(compile(block, str(document), "exec"), space)
+        else:
+            for command in commands(block):
+                run_command(command, folder)
+
+
+def inline() -> list[tuple[str, str]]:
+    """Commands within sentences."""
+    documents = [*DOCUMENTS, ROOT / "README.md"]
+    return [(path.name, text) for path in documents for text in re.findall(r"`(hypermlp [^`|…]+)`", path.read_text())]
+
+
+@pytest.mark.parametrize("document, command", inline())
+def test_a_command_in_a_sentence_has_options_that_exist(document: str, command: str) -> None:
+    check_options(command)
+
+
+def check_options(command: str) -> None:
+    """Take a command apart without running it."""
+    program, *words = shlex.split(command)
+    if program != "hypermlp":
+        return
+    at: Any = typer.main.get_command(app)
+    while hasattr(at, "commands") and words:
+        word = words.pop(0)
+        assert word in at.commands or word in options_of(at), f"{command}: there is no {word}"
+        at = at.commands.get(word, at)
+    for word in words:
+        assert not word.startswith("--") or word.split("=")[0] in options_of(at), f"{command}: there is no {word}"
+
+
+def options_of(command: Any) -> set[str]:
+    return {"--help", *(name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts))}
