@@ -43,27 +43,34 @@ class Captured:
         return [trace(mixer, x) if can_trace(mixer) else None for mixer, x in found]
 
 
-@torch.no_grad()
-def capture(model: nn.Module, tokens: Tensor) -> Captured:
-    """Run tokens (1 T) through a copy of the model in float64."""
-    model = copy.deepcopy(model).double().eval()
-    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-    if not mixers:
-        raise ValueError(f"{type(model).__name__} has no mixer of this package to look into")
-    seen: dict[nn.Module, Tensor] = {}
-
-    def keep(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        seen[module] = arguments[0]
-
-    for mixer in mixers:
+def exact_copy(model: nn.Module) -> nn.Module:
+    """The model in float64, for inference."""
+    copied = copy.deepcopy(model).double().eval()
+    for mixer in copied.modules():
         if isinstance(mixer, HyperGLU):
             mixer.config = mixer.config.replace(impl_default="chunked")  # what computes float64; not worth a notice
-        mixer.register_forward_pre_hook(keep)
-    logits = model(tokens)
-    order = [mixer for mixer in seen if isinstance(mixer, Mixer)]
-    for mixer in order:
-        mixer._forward_pre_hooks.clear()  # whoever looks next wants the layer as it was
-    return Captured(order, [seen[mixer] for mixer in order], logits)
+    return copied
+
+
+@torch.no_grad()
+def capture(model: nn.Module, tokens: Tensor) -> Captured:
+    """Run tokens (1 T) through the model if it is in float64, else through such a copy of it."""
+    exact = model if next(model.parameters()).dtype == torch.float64 else exact_copy(model)
+    seen: dict[Mixer, Tensor] = {}
+
+    def keep(mixer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        assert isinstance(mixer, Mixer)
+        seen[mixer] = arguments[0]
+
+    hooks = [module.register_forward_pre_hook(keep) for module in exact.modules() if isinstance(module, Mixer)]
+    try:
+        logits = exact(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        raise ValueError(f"{type(model).__name__} has no mixer of this package to look into")
+    return Captured(list(seen), list(seen.values()), logits)
 
 
 @torch.no_grad()

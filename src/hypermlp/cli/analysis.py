@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from hypermlp.cli.app import app
+from hypermlp.report.terminal import new_console
 
 
 @app.command()
@@ -27,4 +27,19 @@ def explore(
     """
     from hypermlp.report.explore import show_explore
 
-    show_explore(Console(), text, model or [Path("runs/tiny")], out)
+    show_explore(new_console(), text, model or [Path("runs/tiny")], out)
+
+
+@app.command()
+def analyse(
+    model: Annotated[Path, typer.Option("--model", help="Folder of a saved model or of a training run.")] = Path("runs/tiny"),
+    corpus: Annotated[str, typer.Option(help="Text to read: stdlib, a path, a prepared corpus.")] = "stdlib",
+    windows: Annotated[int, typer.Option(min=1, help="How many windows of held-out text.")] = 16,
+    context: Annotated[int | None, typer.Option(min=2, help="Tokens of a window. Default: the model's context.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random tokens that serve as noise.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the page and the numbers.")] = Path("runs/analysis"),
+) -> None:
+    """What the heads of a model do over a text: active slots and weights by lag, what mixing switches, how noise fares."""
+    from hypermlp.report.analyse import show_analyse
+
+    show_analyse(new_console(), model, corpus, out=out, windows=windows, context=context, seed=seed)

@@ -24,13 +24,13 @@ from hypermlp.report.claims import (
     predictions,
 )
 from hypermlp.report.curves import difficulty, learning_curves
+from hypermlp.report.document import document
 from hypermlp.report.estimates import ENOUGH, NONE, interval, signed
 from hypermlp.report.kernels import lag_kernels
 from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, plural, prose, spread, table, verdict, words
 from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study, read_studies
 from hypermlp.report.table1 import TITLES, Cell, columns, grid, legend
 
-HERE = Path(__file__).parent
 STRONG = {LOSS: 0.2}  # the difference of gains with the strongest colour; 20 for accuracies
 
 
@@ -53,27 +53,15 @@ def write_report(folder: Path, out: Path | None = None, sections: Sequence[Secti
 
 def build_page(studies: Sequence[Study], sections: Sequence[Section] = ()) -> str:
     """`sections` first, then all studies, one below the other."""
-    titles, body = [], []
-    for i, section in enumerate(sections, 1):
-        titles.append((f"x{i}", section.title))
-        body.append(f'<section><h2 id="x{i}">{escape(section.title)}</h2>{section.html}</section>')
+    parts = [(section.title, section.html) for section in sections]
     for i, study in enumerate(studies, 1):
-        titles.append((f"s{i}", heading(study)))
-        links, parts = [], []
+        links, html = [], []
         for j, section in enumerate(study_sections(study), 1):
             links.append(f'<a href="#s{i}-{j}">{escape(section.title)}</a>')
-            parts.append(f'<h3 id="s{i}-{j}">{escape(section.title)}</h3>{section.html}')
-        body.append(f'<section><h2 id="s{i}">{escape(heading(study))}</h2>{links_of(links)}{"".join(parts)}</section>')
-    contents = links_of(f'<a href="#{name}">{escape(title)}</a>' for name, title in titles) if len(titles) > 1 else ""
-    return (
-        '<!DOCTYPE html>\n<html lang="en-GB"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>hypermlp: results</title>'
-        f"<style>\n{(HERE / 'page.css').read_text()}</style></head>\n<body><main><h1>hypermlp: results</h1>\n"
-        '<p class="soft">HyperMLP, HyperGLU and their rivals, measured; the numbers of the paper (Lu and Yang, 2026) beside '
-        f"them.</p>{contents}\n"
-        + "\n".join(body)
-        + f"\n</main><script>\n{(HERE / 'page.js').read_text()}</script></body></html>\n"
-    )
+            html.append(f'<h3 id="s{i}-{j}">{escape(section.title)}</h3>{section.html}')
+        parts.append((heading(study), f"{links_of(links)}{''.join(html)}"))
+    lead = "HyperMLP, HyperGLU and their rivals, measured; the numbers of the paper (Lu and Yang, 2026) beside them."
+    return document("hypermlp: results", lead, parts)
 
 
 def links_of(links: Iterable[str]) -> str:
