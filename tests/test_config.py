@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
+import hypermlp
 from helpers import make_config
-from hypermlp import HyperGLUConfig, HyperMLP
+from hypermlp import HyperGLU, HyperGLUConfig, HyperMLP
 
 # The quick-start of the authors' README, in its order, with two differences: impl_default and chunk_T are chosen by the
 # program unless they are given.
@@ -169,3 +173,33 @@ def test_unknown_and_missing_fields_are_named() -> None:
         HyperGLUConfig.from_dict({**make_config().to_dict(), "dropout": 0.1})
     with pytest.raises(ValueError, match=r"lacks \['block_size', 'n_head'\]"):
         HyperGLUConfig.from_dict({"n_embd": 16})
+
+
+def test_the_documentation_explains_every_option_and_argument() -> None:
+    text = HyperGLUConfig.__doc__ or ""
+    explained = {name.strip() for line in re.findall(r"^        ([\w, ]+):", text, re.M) for name in line.split(",")}
+    assert explained == {field.name for field in dataclasses.fields(HyperGLUConfig)}
+    arguments = set(re.findall(r"^            (\w+):", HyperGLU.forward.__doc__ or "", re.M))
+    assert arguments == set(inspect.signature(HyperGLU.forward).parameters) - {"self"}
+
+
+def test_a_dictionary_is_a_configuration() -> None:
+    values = make_config().to_dict()
+    assert HyperGLU(values).config == make_config()
+    assert HyperMLP(values).config == make_config(attn_kind="relu")
+    with pytest.raises(ValueError, match=r"unknown configuration fields \['width'\]"):
+        HyperGLU({**values, "width": 3})
+    with pytest.raises(ValueError, match="config is a int; give a HyperGLUConfig, or a dictionary"):
+        HyperGLU(64)
+
+
+def test_what_users_need_is_exported_by_name() -> None:
+    """The layer at once; the others when they are asked for, so that the import stays light."""
+    for name in ("LanguageModel", "ModelConfig", "build_mixer", "generate"):
+        assert name in dir(hypermlp)
+        assert getattr(hypermlp, name).__module__.startswith("hypermlp.")
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        hypermlp.nonsense  # noqa: B018
+    script = "import sys, hypermlp; print([m for m in sys.modules if m.startswith('hypermlp.models')])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,8 +1,45 @@
-"""HyperMLP and HyperGLU: attention read as a two-layer MLP whose hidden layer is the context."""
+"""HyperMLP and HyperGLU: attention read as a two-layer MLP whose hidden layer is the context.
+
+The layer is imported at once; the names of models and rivals are imported when they are first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from hypermlp.config import HyperGLUConfig
 from hypermlp.mixers.hyper import HyperGLU, HyperMLP
 
-__all__ = ["HyperGLU", "HyperGLUConfig", "HyperMLP", "__version__"]
+if TYPE_CHECKING:
+    from hypermlp.mixers import build_mixer
+    from hypermlp.models.generate import generate
+    from hypermlp.models.lm import LanguageModel, ModelConfig
+
+__all__ = [
+    "HyperGLU",
+    "HyperGLUConfig",
+    "HyperMLP",
+    "LanguageModel",
+    "ModelConfig",
+    "__version__",
+    "build_mixer",
+    "generate",
+]
 
 __version__ = "0.1.0"
+
+_LATER = {
+    "LanguageModel": "hypermlp.models.lm",
+    "ModelConfig": "hypermlp.models.lm",
+    "build_mixer": "hypermlp.mixers",
+    "generate": "hypermlp.models.generate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'hypermlp' has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -33,44 +34,78 @@ def divisible(name: str, value: int, by: int, why: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class HyperGLUConfig:
-    """What one HyperGLU or HyperMLP layer is made of.
+    """Every option of a HyperGLU or HyperMLP layer, in the authors' names; frozen, and checked when it is made.
 
     >>> HyperGLUConfig(n_embd=64, n_head=2, block_size=128).qk_rank
     16
+
+    Sizes:
+        n_embd: width of the model.
+        n_head: number of heads. HyperGLU has 2 * n_head routing heads, a gate and a scale for each head.
+        block_size: L, the number of lags with parameters of their own. A longer input is a sliding window of L tokens.
+        bias: whether q, k, v and o have biases. Gates and controls always have them.
+        qk_rank: width of q and k over all heads. None: n_embd // 4.
+        vo_rank: width of v over all heads. None: n_embd.
+
+    Activation:
+        attn_kind: "glu" is softplus(h_scale) ⊙ relu(h_gate), HyperGLU; "relu" is relu(h), HyperMLP.
+        attn_norm: "out_scale" divides the readout by ρ = √(Σ h² + norm_eps); "l2" divides h before the ReLU, which is equal;
+            "none" does neither.
+        norm_eps: ε of that norm.
+
+    Which slots a row sees, and which parameter a slot meets:
+        do_masking: True is causal; False is bidirectional and needs aligner_kind="identity".
+        aligner_kind: "offset" lays the mixing parameters out by lag, newest last; "identity" by place in the input, the
+            paper's ablation, which has no cache and no sliding window.
+
+    Convolutions, rotary embedding, gates:
+        use_kv_conv: depthwise causal convolutions of the input in front of k and of v.
+        conv_kernel_size: their taps, the token itself included.
+        use_rope: rotary embedding of q and k.
+        rope_base: its base.
+        gate_act: "sigmoid" or "none" (the identity), for the gates and for the controls s of both mixing operators.
+        use_qk_gate: gate m1 on q.
+        use_vo_gate: gate m2 on the readout.
+
+    Mixing along the sequence, R(x) = D + A Diag(s(x)) Bᵀ; op1 is R1 (before the activation), op2 is R2 (after it):
+        use_op1, use_op2: whether there is such an operator.
+        op1_rank, op2_rank: columns of A and B.
+        op1_per_head, op2_per_head: parameters of A, B and the diagonal for each head, or one set for all heads.
+        op1_use_diag, op2_use_diag: a learned diagonal as part of D.
+        op1_shortcut, op2_shortcut: the identity as part of D.
+        op1_do_masking, op2_do_masking: False only in a bidirectional layer, where it changes nothing.
+        op1_init_std, op2_init_std: standard deviation of the initial A and B.
+
+    How it is computed:
+        impl_default: "auto" picks the fastest that the device has; "dense" is the reference, with memory that grows as T²;
+            "chunked" computes strips of rows in PyTorch, on any device; "native" is compiled for the CPU.
+        chunk_T: rows of a strip for "chunked". None: chosen from the length of the context.
     """
 
-    # Sizes
-    n_embd: int  # width of the model
+    n_embd: int
     n_head: int
-    block_size: int  # L: lags with parameters of their own; a longer input is a sliding window of L
-    bias: bool = False  # of q, k, v and o (gates and controls always have one)
+    block_size: int
+    bias: bool = False
 
-    # Which hidden activation, and how it is normalised
-    attn_kind: AttnKind = "glu"  # "glu": softplus(h_scale) ⊙ relu(h_gate), "relu": relu(h)
-    attn_norm: AttnNorm = "out_scale"  # divide by ‖h‖ at the output, before the relu ("l2": equal), or not at all
+    attn_kind: AttnKind = "glu"
+    attn_norm: AttnNorm = "out_scale"
 
-    # Total widths over all heads
-    qk_rank: int | None = None  # None: n_embd // 4
-    vo_rank: int | None = None  # None: n_embd
+    qk_rank: int | None = None
+    vo_rank: int | None = None
 
-    # Which slots a row sees, and which parameter a slot meets
-    do_masking: bool = True  # False: bidirectional (needs aligner_kind="identity")
-    aligner_kind: Aligner = "offset"  # "offset": by lag, "identity": by place in the input (the paper's ablation)
+    do_masking: bool = True
+    aligner_kind: Aligner = "offset"
 
-    # Depthwise causal convolutions in front of k and v
     use_kv_conv: bool = True
     conv_kernel_size: int = 4
 
-    # Rotary embedding of q and k
     use_rope: bool = False
     rope_base: float = 10000.0
 
-    # Gates m1 on q and m2 on the readout; gate_act is also the φ of the mixing controls
     gate_act: GateAct = "sigmoid"
     use_qk_gate: bool = True
     use_vo_gate: bool = True
 
-    # R1, mixing of the scores along the sequence before the activation
     use_op1: bool = True
     op1_rank: int = 16
     op1_per_head: bool = True
@@ -79,7 +114,6 @@ class HyperGLUConfig:
     op1_do_masking: bool = True
     op1_init_std: float = 0.02
 
-    # R2, mixing after it
     use_op2: bool = True
     op2_rank: int = 16
     op2_per_head: bool = True
@@ -88,9 +122,8 @@ class HyperGLUConfig:
     op2_do_masking: bool = True
     op2_init_std: float = 0.02
 
-    # How it is computed
     impl_default: Impl = "auto"
-    chunk_T: int | None = None  # rows per strip; None: chosen by the program
+    chunk_T: int | None = None
 
     norm_eps: float = 1e-12
 
@@ -117,7 +150,16 @@ class HyperGLUConfig:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> HyperGLUConfig:
+    def of(cls, config: HyperGLUConfig | Mapping[str, Any]) -> HyperGLUConfig:
+        """The configuration itself, or one made from a dictionary of its fields."""
+        if isinstance(config, cls):
+            return config
+        if isinstance(config, Mapping):
+            return cls.from_dict(config)
+        raise ValueError(f"config is a {type(config).__name__}; give a HyperGLUConfig, or a dictionary of its fields")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> HyperGLUConfig:
         """The inverse of to_dict; an unknown field is an error that lists the known ones."""
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(values) - known)

@@ -130,10 +130,28 @@ def test_no_documents(impl: str, chunk: int | None) -> None:
 
 
 @each_impl
-def test_any_nonzero_mask_value_is_a_real_token(impl: str, chunk: int | None) -> None:
+def test_any_nonzero_whole_number_is_a_real_token(impl: str, chunk: int | None) -> None:
     layer, x = make_layer(dtype=precision(impl)), randn(1, 5, 16, dtype=precision(impl))
-    masks = [torch.tensor([[0, 1, 1, 0, 1]]), torch.tensor([[0.0, -1, 0.5, 0, 1]])]
+    masks = [torch.tensor([[0, 1, 1, 0, 1]]), torch.tensor([[0, -1, 2, 0, 1]]), torch.tensor([[0.0, 1, 1, 0, 1]])]
     masks.append(masks[0].bool())
     first, *others = (layer(x, attention_mask=m, impl=impl, chunk_T=chunk) for m in masks)
     for other in others:
         assert torch.equal(first, other)
+
+
+@pytest.mark.parametrize("low", [float("-inf"), -1e9, torch.finfo(torch.float32).min])
+def test_an_additive_mask_is_refused(low: float) -> None:
+    """It would be taken for its opposite: 0 is added to the scores of real tokens."""
+    mask = torch.zeros(2, 5)
+    mask[0, :2] = low
+    with pytest.raises(ValueError, match="is not added to scores; give mask == 0"):
+        make_layer()(randn(*GOOD), attention_mask=mask)
+
+
+def test_lists_for_tensors() -> None:
+    layer, x = make_layer(), randn(1, 5, 16)
+    assert torch.equal(layer(x, cu_seqlens=[0, 2, 5]), layer(x, cu_seqlens=cu(0, 2, 5)))
+    with pytest.raises(ValueError, match="cu_seqlens is a str; give a tensor or a list of whole numbers"):
+        layer(x, cu_seqlens="0, 5")
+    with pytest.raises(ValueError, match="attention_mask is a list; it must be a tensor"):
+        layer(x, attention_mask=[[1, 1, 1, 1, 1]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -99,3 +100,72 @@ def test_a_cache_folder_that_cannot_be_written_is_replaced(monkeypatch: pytest.M
     folder = build.cache_folder()
     assert folder.is_dir()
     assert folder != tmp_path / "file"
+
+
+@pytest.fixture
+def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder as the user finds it."""
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("HYPERMLP_CACHE", str(folder))
+    build.temporary_folder.cache_clear()
+    return folder
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
+def test_a_folder_that_others_can_write_is_not_used(victim: Path, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert build.cache_folder() == victim
+    victim.chmod(mode)
+    with caplog.at_level("INFO", logger="hypermlp"):
+        folder = build.cache_folder()
+    assert folder != victim
+    assert folder.stat().st_mode & 0o077 == 0
+    assert "can be written by others" in caplog.text
+    assert build.cache_folder() == folder, "one for the whole process"
+
+
+def test_a_folder_of_another_user_is_not_used(victim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = victim.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    expected = build.cache_folder() == victim  # root's folders are trusted
+    assert expected == (owner == 0)
+    os.chown(victim, 12345, -1) if owner == 0 else None
+    assert build.cache_folder() != victim
+
+
+@pytest.mark.parametrize("planted", [".so", ".sha256"])
+def test_a_planted_library_is_not_loaded(victim: Path, planted: str) -> None:
+    """With the right name and checksum, but written by others."""
+    library, checksum = victim / "kernel-1.so", victim / "kernel-1.sha256"
+    library.write_bytes(b"code")
+    checksum.write_text(hashlib.sha256(b"code").hexdigest())
+    for file in (library, checksum):
+        file.chmod(0o600)
+    assert build.is_whole(library)
+    library.with_suffix(planted).chmod(0o622)
+    assert not build.is_whole(library)
+
+
+def test_what_is_compiled_can_be_written_by_its_owner_alone(
+    victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\nrm -f "$last"; echo code > "$last"\n')
+    compiler.chmod(0o700)
+    before = os.umask(0)
+    try:
+        build.compile_to(victim / "kernel-1.so", str(compiler))
+    finally:
+        os.umask(before)
+    assert build.is_whole(victim / "kernel-1.so")
+
+
+def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("HYPERMLP_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    build.temporary_folder.cache_clear()
+    assert build.cache_folder().is_dir()

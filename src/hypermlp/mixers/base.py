@@ -16,6 +16,7 @@ A mixer that remembers its past token by token keeps slots; one that condenses i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from hypermlp.cache import Cache, Keeps
 from hypermlp.ops.reference import row_tables
+from hypermlp.ops.registered import traced, transform
 
 
 class Mixer(nn.Module, ABC):
@@ -44,14 +46,18 @@ class Mixer(nn.Module, ABC):
         x: Tensor,
         *,
         attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
+        cu_seqlens: Tensor | Sequence[int] | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """y (B T C) for x (B T C).
 
-        attention_mask (B T, nonzero = real token): padding changes nothing, wherever it lies. cu_seqlens (n + 1, batch 1):
-        each document is computed as if alone. cache: x are the tokens after those that the cache has seen.
+        Args:
+            x: the input (batch, time, width).
+            attention_mask: (batch, time), nonzero at real tokens and 0 at padding, which may lie anywhere and changes nothing.
+            cu_seqlens: borders of the documents packed into a batch of one row, [0, …, T]; each is computed as if alone.
+            cache: made by new_cache; x are then the tokens that follow those the cache has seen.
         """
+        cu_seqlens = as_bounds(cu_seqlens, x)
         check_input(x, self.width, next(self.parameters()), attention_mask, cu_seqlens, cache)
         if cache is None:
             tokens = gather_tokens(x, attention_mask, cu_seqlens)
@@ -149,6 +155,16 @@ def visible_slots(rows: Tensor, slots: int, spans: Tensor | None) -> Tensor:
     return (slot >= start[..., None]) & (slot <= position[..., None].clamp(min=0))
 
 
+def as_bounds(bounds: Tensor | Sequence[int] | None, x: Tensor) -> Tensor | None:
+    """cu_seqlens as a tensor beside x."""
+    if bounds is None or isinstance(bounds, Tensor):
+        return bounds
+    try:
+        return torch.as_tensor(bounds, device=x.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"cu_seqlens is a {type(bounds).__name__}; give a tensor or a list of whole numbers") from None
+
+
 def check_input(
     x: Tensor,
     width: int,
@@ -178,12 +194,22 @@ def check_input(
 
 
 def check_mask(x: Tensor, mask: Tensor) -> None:
+    if not isinstance(mask, Tensor):
+        raise ValueError(f"attention_mask is a {type(mask).__name__}; it must be a tensor (batch, time), nonzero = real")
     if mask.shape != x.shape[:2]:
         raise ValueError(
             f"attention_mask has shape {tuple(mask.shape)}; it must be (batch, time) = {tuple(x.shape[:2])}, nonzero = real"
         )
     if mask.device != x.device:
         raise ValueError(f"attention_mask is on {mask.device} and x on {x.device}; move it with .to(x.device)")
+    if not mask.is_floating_point() or mask.is_meta or traced() or transform() is not None:
+        return
+    other = mask[(mask != 0) & (mask != 1)]
+    if other.numel():
+        raise ValueError(
+            f"attention_mask holds {other[0].item():g}: it says which tokens are real (1) and which are padding (0) and is not "
+            "added to scores; give mask == 0 for an additive mask of 0 and -inf"
+        )
 
 
 def check_cu_seqlens(x: Tensor, bounds: Tensor) -> None:
@@ -195,8 +221,8 @@ def check_cu_seqlens(x: Tensor, bounds: Tensor) -> None:
         )
     if bounds.device != x.device:
         raise ValueError(f"cu_seqlens is on {bounds.device} and x on {x.device}; move it with .to(x.device)")
-    if torch.compiler.is_compiling():
-        return  # values are not known while a graph is traced
+    if torch.compiler.is_compiling() or bounds.is_meta:
+        return  # there are no values
     values = bounds.tolist()
     if values[0] != 0 or values[-1] != x.shape[1]:
         raise ValueError(f"cu_seqlens must run from 0 to the {x.shape[1]} tokens of x, not from {values[0]} to {values[-1]}")

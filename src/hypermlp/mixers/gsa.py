@@ -17,7 +17,7 @@ from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, Step, heads, init_linears, value_heads
 from hypermlp.ops.recurrence import Steps, expand, recurrence
 from hypermlp.ops.scan import scan
-from hypermlp.ops.types import compute_dtype
+from hypermlp.ops.types import compute_dtype, no_autocast
 
 MOST_SLOTS = 64
 SLOWNESS = 8  # what the log of the decay is divided by
@@ -71,7 +71,7 @@ def slot_scores(
     """
     dtype, exact = q.dtype, compute_dtype(q.dtype)
     T = q.shape[1]
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         q, k, s, g = (t.to(exact) for t in (q, k, s, g))
         if begins is not None:
             g = g.masked_fill(expand(begins, g), float("-inf"))

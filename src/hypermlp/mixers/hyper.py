@@ -5,7 +5,8 @@ Letters: B batch, T time, C width, H heads, G routing heads (2H for GLU), K and 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from hypermlp.cache import Cache, Keeps
 from hypermlp.config import HyperGLUConfig
 from hypermlp.mixers import rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
-from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+from hypermlp.mixers.base import Mixer, Tokens, as_bounds, check_input, gather_tokens
 from hypermlp.mixers.projections import apply_linears, is_plain_linear, join_linears, watched
 from hypermlp.ops import native, pointwise
 
@@ -72,15 +73,18 @@ class Projected(NamedTuple):
 
 
 class HyperGLU(Mixer):
-    """The paper's layer; config.attn_kind="relu" makes it HyperMLP.
+    """The paper's layer, from x (B T C) to y (B T C); config.attn_kind="relu" makes it HyperMLP.
+
+    config: a HyperGLUConfig (help(HyperGLUConfig) explains its options), or a dictionary of its fields.
 
     >>> layer = HyperGLU(HyperGLUConfig(n_embd=64, n_head=2, block_size=128))
     >>> layer(torch.randn(2, 100, 64)).shape
     torch.Size([2, 100, 64])
     """
 
-    def __init__(self, config: HyperGLUConfig) -> None:
+    def __init__(self, config: HyperGLUConfig | Mapping[str, Any]) -> None:
         super().__init__()
+        config = HyperGLUConfig.of(config)
         assert config.qk_rank is not None
         assert config.vo_rank is not None
         self.config = config
@@ -139,12 +143,27 @@ class HyperGLU(Mixer):
         x: Tensor,
         *,
         attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
+        cu_seqlens: Tensor | Sequence[int] | None = None,
         cache: Cache | None = None,
         impl: str | None = None,
         chunk_T: int | None = None,
     ) -> Tensor:
-        """See Mixer; impl and chunk_T override impl_default and chunk_T of the configuration."""
+        """y (B T C) for x (B T C); row t depends on the last block_size tokens up to t.
+
+        Args:
+            x: the input (batch, time, n_embd), in the type of the parameters or under torch.autocast.
+            attention_mask: (batch, time), nonzero at real tokens and 0 at padding, which may lie anywhere. Real tokens get
+                what they would get without the padding; y is zero at padding. Not an additive mask.
+            cu_seqlens: borders of the documents packed into a batch of one row, [0, …, T]; each is computed as if alone.
+            cache: made by new_cache. x are then the tokens that follow those the cache has seen; it is updated in place, and
+                no gradients are recorded.
+            impl: "auto", "dense", "chunked" or "native", instead of config.impl_default.
+            chunk_T: rows of a strip for "chunked", instead of config.chunk_T.
+
+        torch.func transforms and forward-mode differentiation take the dense implementation, whatever impl says; so do second
+        derivatives (create_graph=True).
+        """
+        cu_seqlens = as_bounds(cu_seqlens, x)
         check_input(x, self.width, next(self.parameters()), attention_mask, cu_seqlens, cache)
         chunk = self.config.chunk_T if chunk_T is None else chunk_T
         if chunk is not None and chunk < 1:
@@ -304,5 +323,5 @@ class HyperGLU(Mixer):
 class HyperMLP(HyperGLU):
     """The same layer with the plain ReLU activation, attn_kind="relu"."""
 
-    def __init__(self, config: HyperGLUConfig) -> None:
-        super().__init__(config.replace(attn_kind="relu"))
+    def __init__(self, config: HyperGLUConfig | Mapping[str, Any]) -> None:
+        super().__init__(HyperGLUConfig.of(config).replace(attn_kind="relu"))

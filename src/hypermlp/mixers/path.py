@@ -24,7 +24,7 @@ from hypermlp.config import divisible
 from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.recurrent import ShortConv, heads, init_linears, unit, value_heads
 from hypermlp.ops.registered import gradients_with_graph, transform
-from hypermlp.ops.types import compute_dtype
+from hypermlp.ops.types import compute_dtype, no_autocast
 
 CHUNK = 64  # C, unless the sequence is shorter
 RANK = 32  # through which the directions w are made
@@ -131,7 +131,7 @@ def meet(turns: Turns, held_k: Tensor, held_v: Tensor, lengths: Tensor) -> tuple
     """One chunk of new tokens after `lengths` (B) held ones (B S H ·): o (B T H V), held and new keys turned to its end."""
     S, dtype = held_k.shape[1], turns.q.dtype
     exact = compute_dtype(dtype)
-    with torch.autocast(turns.q.device.type, enabled=False):
+    with no_autocast(turns.q):
         q, k, v, w, old_k, old_v = (t.to(exact).transpose(1, 2) for t in (*turns[:4], held_k, held_v))  # B H T|S ·
         chunk = walk(q, k, w, turns.beta.transpose(1, 2))
         missing = torch.arange(S, device=q.device) >= lengths[:, None]  # B S
@@ -147,7 +147,7 @@ def path_attention(turns: Turns) -> Tensor:
     if B * T == 0:
         return turns.v
     dtype, C = turns.q.dtype, min(CHUNK, T)
-    with torch.autocast(turns.q.device.type, enabled=False):
+    with no_autocast(turns.q):
         q, k, v, w, beta = (split(t.to(compute_dtype(dtype)), C) for t in (*turns[:4], turns.beta[..., None]))
         chunks = walk(q, k, w, beta[..., 0])
         halves = list(meetings(chunks))
@@ -161,6 +161,8 @@ def path_attention_packed(turns: Turns, spans: Tensor) -> Tensor:
     """path_attention of each document of `spans`, one after another."""
     if not len(spans):
         return turns.v
+    if spans.is_meta:  # the lengths are not known, and only the shape matters
+        return path_attention(turns)
     sizes = (spans[:, 2] - spans[:, 1]).tolist()
     documents = zip(*(t.split(sizes, dim=1) for t in turns), strict=True)
     return torch.cat([path_attention(Turns(*document)) for document in documents], dim=1)

@@ -18,7 +18,7 @@ FEW_TOKENS = 16  # up to which a product is bound by reading its weights
 def apply_linears(products: Sequence[tuple[Tensor, nn.Module]], impl: str) -> list[Tensor]:
     """[module(x) for x, module in products], read in one pass over the weights where there are few tokens and no gradients."""
     x = products[0][0]
-    if impl == "native" and x.shape[0] * x.shape[1] <= FEW_TOKENS and not torch.is_grad_enabled() and not watched(x):
+    if impl == "native" and not torch.is_grad_enabled() and not watched(x) and x.shape[0] * x.shape[1] <= FEW_TOKENS:
         linears = [(x, m.weight, m.bias) for x, m in products if isinstance(m, nn.Linear) and is_plain_linear(m)]
         if len(linears) == len(products) and all(native.is_plain(*product) for product in linears):
             return native.linears(linears)
@@ -32,13 +32,22 @@ def watched(x: Tensor) -> bool:
 
 def join_linears(x: Tensor, modules: Sequence[nn.Module]) -> Tensor | None:
     """All module(x) side by side from one matrix product, where all are plain linear layers and x is long enough; else None."""
-    if x.shape[0] * x.shape[1] < WORTH_JOINING or not all(is_plain_linear(m) for m in modules):
+    if not is_long(x) or not all(is_plain_linear(m) for m in modules):
         return None
     linears = [m for m in modules if isinstance(m, nn.Linear)]
     bias = None
     if any(m.bias is not None for m in linears):
         bias = torch.cat([m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in linears])
     return F.linear(x, torch.cat([m.weight for m in linears]), bias)
+
+
+def is_long(x: Tensor) -> bool:
+    """Whether x (B T C) surely has WORTH_JOINING tokens; a compiled graph for any length is not split by the question."""
+    if not torch.compiler.is_compiling():
+        return x.shape[0] * x.shape[1] >= WORTH_JOINING
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(x.shape[0] * x.shape[1] >= WORTH_JOINING)
 
 
 def is_plain_linear(module: nn.Module) -> bool:

@@ -153,7 +153,7 @@ def plain_attention() -> AbstractContextManager[None]:
 
 def attend_packed(q: Tensor, k: Tensor, v: Tensor, spans: Tensor) -> Tensor:
     """attend within each document of `spans`, one after another: no T × T mask, and no work between documents."""
-    if torch.compiler.is_compiling() or not len(spans):  # the lengths are not known while a graph is traced
+    if torch.compiler.is_compiling() or spans.is_meta or not len(spans):  # the lengths are not known
         return attend(q, k, v, spans)
     sizes = (spans[:, 2] - spans[:, 1]).tolist()
     documents = zip(*(t.split(sizes, dim=1) for t in (q, k, v)), strict=True)

@@ -6,7 +6,7 @@ Letters: B batch, T time, C width, F inner width of the feed-forward.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from hypermlp.cache import Cache
 from hypermlp.config import choose_from
 from hypermlp.mixers import build_mixer
-from hypermlp.mixers.base import Mixer, check_cu_seqlens, check_mask
+from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
 
 INIT_STD = 0.02
 Style = Literal["llama", "gpt2"]
@@ -69,7 +69,16 @@ class ModelConfig:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+    def of(cls, config: ModelConfig | Mapping[str, Any]) -> ModelConfig:
+        """The configuration itself, or one made from a dictionary of its fields."""
+        if isinstance(config, cls):
+            return config
+        if isinstance(config, Mapping):
+            return cls.from_dict(config)
+        raise ValueError(f"config is a {type(config).__name__}; give a ModelConfig, or a dictionary of its fields")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
         """The inverse of to_dict; an unknown field is an error that lists the known ones."""
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(values) - known)
@@ -123,8 +132,9 @@ class LanguageModel(nn.Module):
     torch.Size([1, 10, 257])
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig | Mapping[str, Any]) -> None:
         super().__init__()
+        config = ModelConfig.of(config)
         assert config.inner is not None
         self.config = config
         self.checkpointing = False  # recompute each block in the backward pass instead of keeping its insides
@@ -157,10 +167,18 @@ class LanguageModel(nn.Module):
         tokens: Tensor,
         *,
         attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
+        cu_seqlens: Tensor | Sequence[int] | None = None,
         cache: ModelCache | None = None,
     ) -> Tensor:
-        """The options are those of every mixer (mixers/base.py)."""
+        """Logits (B T vocabulary).
+
+        Args:
+            tokens: whole numbers (batch, time).
+            attention_mask: (batch, time), nonzero at real tokens and 0 at padding, which may lie anywhere and changes nothing.
+            cu_seqlens: borders of the documents packed into a batch of one row, [0, …, T]; each is computed as if alone.
+            cache: made by new_cache; the tokens are then those that follow what the cache has seen.
+        """
+        cu_seqlens = as_bounds(cu_seqlens, tokens)
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}; they must be whole numbers (batch, time)")
         x = self.embedding(tokens)

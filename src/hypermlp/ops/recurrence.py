@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp.ops.registered import gradients_with_graph, transform
-from hypermlp.ops.types import compute_dtype
+from hypermlp.ops.types import compute_dtype, no_autocast
 
 CHUNK = 64  # C, of long inputs
 FEW_TOKENS = 4  # up to which a token at a time is faster
@@ -48,7 +48,7 @@ def recurrence(
     """
     dtype = steps.q.dtype
     exact = Steps._make(None if t is None else t.to(compute_dtype(dtype)) for t in steps)
-    with torch.autocast(steps.q.device.type, enabled=False):
+    with no_autocast(steps.q):
         run = step_by_step if steps.q.shape[1] <= FEW_TOKENS or transform() is not None else chunked
         o, state = run(isolate(exact, begins, padding), state)
     return o.to(dtype), state

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypermlp.ops.types import Mixing, Spec, compute_dtype
+from hypermlp.ops.types import Mixing, Spec, compute_dtype, no_autocast
 
 
 class Layout(NamedTuple):
@@ -34,7 +34,7 @@ def mix(
 ) -> Tensor:
     """Readout o (B T H V), before the gate m2. Equations (7) to (11) of the paper."""
     out_dtype, dtype = q.dtype, compute_dtype(q.dtype)
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         layout = make_layout(q.shape[0], q.shape[1], k.shape[1], spec, spans, q.device)
         z = torch.einsum("btgk,bsgk->bgts", q.to(dtype), k.to(dtype))
         z = z.gather(3, layout.slot.clamp(min=0)[:, None].expand(*z.shape[:3], -1))

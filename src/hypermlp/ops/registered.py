@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from hypermlp import notice
 from hypermlp.ops import reference
-from hypermlp.ops.types import Mixing, Spec, compute_dtype
+from hypermlp.ops.types import Mixing, Spec, compute_dtype, no_autocast
 
 ORDINARY = (Tensor, torch.nn.Parameter)  # exactly these types: a subclass may keep its numbers elsewhere
 
@@ -103,12 +103,12 @@ def register(name: str, forward: Forward, backward: Backward) -> Mix:
 
     def forward_op(*arguments: Any) -> tuple[Tensor, Tensor]:
         call = Call.from_flat(arguments)
-        with torch.autocast(call.inputs.q.device.type, enabled=False):
+        with no_autocast(call.inputs.q):
             return forward(*call)
 
     def backward_op(d_o: Tensor, o: Tensor, rho: Tensor, *arguments: Any) -> list[Tensor]:
         call = Call.from_flat(arguments)
-        with torch.autocast(o.device.type, enabled=False):
+        with no_autocast(o):
             return [o.new_empty(0) if g is None else g for g in backward(d_o, o, rho, *call)]
 
     def fake_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -166,7 +166,7 @@ def register(name: str, forward: Forward, backward: Backward) -> Mix:
         call = Call(Inputs(q, k, v, *flatten_mixing(routing, False), *flatten_mixing(reading, True), spans), spec, chunk)
         if recording(*call.inputs):
             return opaque(*call.flat())[0]
-        with torch.autocast(q.device.type, enabled=False):
+        with no_autocast(q):
             return forward(*call)[0]
 
     return mix

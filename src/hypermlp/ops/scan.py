@@ -17,7 +17,7 @@ from torch import Tensor
 from hypermlp.ops import native
 from hypermlp.ops.recurrence import expand
 from hypermlp.ops.registered import gradients_with_graph, ordinary, recording, transform
-from hypermlp.ops.types import compute_dtype
+from hypermlp.ops.types import compute_dtype, no_autocast
 
 PLACES = 32  # of a block
 
@@ -138,7 +138,7 @@ def selective_scan(
     state = x.new_zeros(x.shape[0], *A.shape) if state is None else state.to(x.dtype)
     if padding is not None:
         delta = delta.masked_fill(padding[..., None], 0)
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x):
         if impl == "native" and native.is_plain(x, delta, A, B, C, state):
             y, last = native_scan(x, delta, A, B, C, state, begins)
         else:

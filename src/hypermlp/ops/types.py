@@ -8,6 +8,7 @@ Letters used throughout `ops`:
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,3 +68,8 @@ def dense_spans(batch: int, rows: int, slots: int) -> Tensor:
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Half precision is computed in float32: row norms and long sums do not survive less."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Where types are chosen by hand, for tensors on x's device; the meta device has no autocast."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

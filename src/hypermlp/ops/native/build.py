@@ -7,6 +7,7 @@ Several processes may start at once: one compiles under a lock, and the finished
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -14,6 +15,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -65,11 +67,26 @@ def load(compiler: str) -> ctypes.CDLL:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the library is what was compiled: loading a damaged one would end the process."""
+    """Whether the library is what this user compiled: loading a damaged one would end the process, a planted one runs."""
+    checksum = path.with_suffix(".sha256")
     try:
-        return path.with_suffix(".sha256").read_text() == hashlib.sha256(path.read_bytes()).hexdigest()
+        if any(distrusted(file) for file in (path, checksum)):
+            return False
+        return checksum.read_text() == hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return False
+
+
+def distrusted(path: Path) -> str | None:
+    """Why somebody else could have put code at `path`; None if only the user or root could."""
+    if sys.platform == "win32":
+        return None
+    found = path.stat()
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to another user"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{path} can be written by others (chmod go-w {path} would do)"
+    return None
 
 
 def compile_to(path: Path, compiler: str) -> None:
@@ -82,8 +99,9 @@ def compile_to(path: Path, compiler: str) -> None:
             done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
             if done.returncode == 0:
                 checksum = hashlib.sha256(Path(temporary).read_bytes()).hexdigest()
+                os.chmod(temporary, 0o700)
                 os.replace(temporary, path)
-                path.with_suffix(".sha256").write_text(checksum)
+                write_private(path.with_suffix(".sha256"), checksum)
                 return
         raise subprocess.CalledProcessError(done.returncode, command, stderr=done.stderr)
     finally:
@@ -106,16 +124,36 @@ def processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a file that the user alone can write, whoever made one of that name before."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
 def cache_folder() -> Path:
-    """HYPERMLP_CACHE, or the user's cache folder, or a private temporary one where that cannot be written."""
-    home = os.environ.get("HYPERMLP_CACHE")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hypermlp"
-    for folder in [Path(home)] if home else [base]:
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return folder
-    return Path(tempfile.mkdtemp(prefix="hypermlp-"))
+    """HYPERMLP_CACHE, or the user's cache folder; a private temporary one where that cannot be used, or not safely."""
+    try:
+        given = os.environ.get("HYPERMLP_CACHE")
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(given) if given else Path(base) / "hypermlp"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            reason = distrusted(folder)
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
+        reason = str(error)
+    return folder if reason is None else temporary_folder(reason)
+
+
+@functools.cache
+def temporary_folder(reason: str) -> Path:
+    """A folder of this process alone, removed at its end."""
+    folder = tempfile.mkdtemp(prefix="hypermlp-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    notice.once(
+        f"the native kernel is compiled for this process alone, in {folder}: {reason}; HYPERMLP_CACHE names another folder"
+    )
+    return Path(folder)
 
 
 @contextlib.contextmanager

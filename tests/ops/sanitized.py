@@ -1,0 +1,85 @@
+"""Random layers, caches and scans through the native kernel; test_sanitizers.py runs it in a process with sanitizers.
+
+python sanitized.py SEED SECONDS
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+
+import torch
+
+from hypermlp import HyperGLU, HyperGLUConfig
+from hypermlp.mixers import build_mixer
+from hypermlp.ops.native import build
+
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g1")
+build.FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS) + SANITIZERS
+
+
+def random_layer(draw: random.Random) -> HyperGLU:
+    n_head = draw.choice([1, 2, 3])
+    parts = "use_kv_conv use_qk_gate use_vo_gate use_op1 use_op2 op1_use_diag op2_use_diag"
+    names = f"{parts} op1_per_head op2_per_head op1_shortcut op2_shortcut".split()
+    flip = {name: draw.random() < 0.75 for name in names}
+    config = HyperGLUConfig(
+        n_embd=draw.choice([1, 3, 8, 17, 33, 64]),
+        n_head=n_head,
+        block_size=draw.choice([1, 2, 7, 40, 150]),
+        attn_kind=draw.choice(["glu", "relu"]),
+        attn_norm=draw.choice(["out_scale", "none"]),
+        qk_rank=2 * n_head * draw.choice([1, 2, 9, 17]),
+        vo_rank=n_head * draw.choice([1, 3, 16, 33]),
+        conv_kernel_size=draw.choice([1, 2, 4, 5]),
+        op1_rank=draw.choice([1, 3, 16, 17, 40]),
+        op2_rank=draw.choice([1, 3, 16, 17, 40]),
+        bias=draw.random() < 0.3,
+        **flip,
+    )
+    return HyperGLU(config)
+
+
+def train(layer: torch.nn.Module, x: torch.Tensor, **options: object) -> None:
+    y = layer(x.clone().requires_grad_(), **options)
+    assert torch.isfinite(y).all()
+    y.sum().backward()
+
+
+def stream(layer: HyperGLU, draw: random.Random, batch: int) -> None:
+    """A cache that is filled, cropped, reordered and filled again."""
+    cache = layer.new_cache(batch)
+    for _ in range(draw.randint(2, 8)):
+        T = draw.choice([1, 1, 1, 2, 5, 40])
+        x = torch.randn(batch, T, layer.width)
+        mask = None if draw.random() < 0.7 else (torch.rand(batch, T) < 0.6).long()
+        assert torch.isfinite(layer(x, cache=cache, attention_mask=mask)).all()
+        if draw.random() < 0.3:
+            cache.reorder([draw.randrange(batch) for _ in range(batch)])
+        if draw.random() < 0.3:
+            cache.crop(max(0, int(cache.lengths.min()) - draw.randint(0, 3)))
+
+
+def main(seed: int, seconds: float) -> int:
+    draw, count, end = random.Random(seed), 0, time.monotonic() + seconds
+    assert build.library().handle is not None, build.library().reason
+    while time.monotonic() < end or count < 5:
+        torch.manual_seed(count)
+        torch.set_num_threads(draw.choice([1, 2, 3]))
+        layer, batch, T = random_layer(draw), draw.choice([1, 2, 5]), draw.choice([1, 2, 3, 4, 13, 97, 140])
+        x = torch.randn(batch, T, layer.width)
+        train(layer, x)
+        train(layer, x, attention_mask=(torch.rand(batch, T) < 0.7).long())
+        if T > 2:
+            cut = draw.randint(1, T - 1)
+            train(layer, x[:1], cu_seqlens=[0, cut, T])
+        stream(layer, draw, batch)
+        mamba = build_mixer("mamba", draw.choice([3, 16, 40]), 8)
+        train(mamba, torch.randn(batch, T, mamba.width))
+        count += 1
+    return count
+
+
+if __name__ == "__main__":
+    print("layers:", main(int(sys.argv[1]), float(sys.argv[2])))
