@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hypermlp.ops import choose
-from hypermlp.ops.native import build
+from hypermlp.ops.native import bindings, build
 
 SCRIPT = """
 import torch
@@ -82,16 +84,20 @@ def test_what_the_kernel_cannot_do_falls_to_strips_with_the_reason(arguments: tu
     assert words in choice.reason
 
 
-def test_the_file_name_depends_on_processor_and_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_file_name_depends_on_processor_and_every_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler = build.find_compiler()
     assert compiler is not None
     names = {build.digest(compiler)}
+    copy = shutil.copytree(build.SOURCES, tmp_path / "native")
+    monkeypatch.setattr(build, "SOURCES", copy)
+    assert build.digest(compiler) in names
+    sources = sorted([*copy.glob("*.h"), *copy.glob("*.cpp")])
+    for source in sources:
+        source.write_text(source.read_text() + "// another\n")
+        names.add(build.digest(compiler))
     monkeypatch.setattr(build, "processor", lambda: "another one")
     names.add(build.digest(compiler))
-    (tmp_path / "kernel.cpp").write_text("// another")
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "kernel.cpp")
-    names.add(build.digest(compiler))
-    assert len(names) == 3
+    assert len(names) == 2 + len(sources) > 8
 
 
 def test_a_cache_folder_that_cannot_be_written_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -169,3 +175,16 @@ def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "home", nobody)
     build.temporary_folder.cache_clear()
     assert build.cache_folder().is_dir()
+
+
+def test_a_field_that_differs_from_the_compiled_structure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = build.library().handle
+    assert handle is not None
+    bindings.check_layout(handle)
+
+    class Swapped(ctypes.Structure):  # of the right size, with two fields in each other's place
+        _fields_ = (("bias", ctypes.c_void_p), ("w", ctypes.c_void_p))
+
+    monkeypatch.setitem(bindings.MIRRORED, "hm_weights", Swapped)
+    with pytest.raises(RuntimeError, match=r"disagree about hm_weights\.bias, hm_weights\.w$"):
+        bindings.check_layout(handle)

@@ -30,7 +30,7 @@ class View(ctypes.Structure):
 
 
 class Arguments(ctypes.Structure):
-    """hm_args of kernel.cpp, field by field."""
+    """hm_args of arguments.h, field by field."""
 
     _fields_ = (
         *(
@@ -52,7 +52,7 @@ class Arguments(ctypes.Structure):
 
 
 class ConvArguments(ctypes.Structure):
-    """hm_conv_args of kernel.cpp."""
+    """hm_conv_args of arguments.h."""
 
     _fields_ = (
         *((name, I64) for name in ("B", "T", "C", "W", "nthreads")),
@@ -65,7 +65,7 @@ class ConvArguments(ctypes.Structure):
 
 
 class GateArguments(ctypes.Structure):
-    """hm_gate_args of kernel.cpp."""
+    """hm_gate_args of arguments.h."""
 
     _fields_ = (
         *((name, I64) for name in ("N", "C", "nthreads")),
@@ -78,25 +78,25 @@ class GateArguments(ctypes.Structure):
 
 
 class LinearEntry(ctypes.Structure):
-    """hm_linear_entry of kernel.cpp."""
+    """hm_linear_entry of arguments.h."""
 
     _fields_ = (*((name, POINTER) for name in ("x", "w", "bias", "y")), *((name, I64) for name in ("x_row", "in_", "out")))
 
 
 class LinearArguments(ctypes.Structure):
-    """hm_linear_args of kernel.cpp."""
+    """hm_linear_args of arguments.h."""
 
     _fields_ = (*((name, I64) for name in ("N", "entries", "nthreads")), ("parallel", POINTER), ("entry", POINTER))
 
 
 class Weights(ctypes.Structure):
-    """hm_weights of kernel.cpp."""
+    """hm_weights of arguments.h."""
 
     _fields_ = (("w", POINTER), ("bias", POINTER))
 
 
 class StepArguments(ctypes.Structure):
-    """hm_step_args of kernel.cpp."""
+    """hm_step_args of arguments.h."""
 
     _fields_ = (
         ("mix", Arguments),
@@ -114,7 +114,7 @@ class StepArguments(ctypes.Structure):
 
 
 class ScanArguments(ctypes.Structure):
-    """hm_scan_args of kernel.cpp."""
+    """hm_scan_args of arguments.h."""
 
     _fields_ = (
         *((name, I64) for name in ("B", "T", "E", "N", "rows", "group", "nthreads")),
@@ -124,7 +124,40 @@ class ScanArguments(ctypes.Structure):
     )
 
 
-MIRRORED = (Arguments, ConvArguments, GateArguments, LinearArguments, LinearEntry, StepArguments, ScanArguments)
+class Field(ctypes.Structure):
+    """hm_field of layout.h."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("offset", I64), ("size", I64))
+
+
+MIRRORED = {
+    "hm_view": View,
+    "hm_args": Arguments,
+    "hm_conv_args": ConvArguments,
+    "hm_gate_args": GateArguments,
+    "hm_linear_entry": LinearEntry,
+    "hm_linear_args": LinearArguments,
+    "hm_weights": Weights,
+    "hm_step_args": StepArguments,
+    "hm_scan_args": ScanArguments,
+}
+
+
+def check_layout(handle: ctypes.CDLL) -> None:
+    """Compare every field's offset and size with those of the compiled structures; a difference would be read as numbers."""
+    compiled = ctypes.POINTER(Field)()
+    handle.hm_layout.restype = I64
+    count = handle.hm_layout(ctypes.byref(compiled))
+    theirs = {compiled[i].name.decode(): (compiled[i].offset, compiled[i].size) for i in range(count)}
+    ours = {}
+    for name, structure in MIRRORED.items():
+        ours[name] = (0, ctypes.sizeof(structure))
+        for field in (entry[0] for entry in structure._fields_):
+            place = getattr(structure, field)
+            ours[f"{name}.{field.removesuffix('_')}"] = (place.offset, place.size)
+    wrong = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+    if wrong:
+        raise RuntimeError(f"bindings.py and arguments.h disagree about {', '.join(wrong)}")
 
 
 @functools.cache
@@ -143,9 +176,7 @@ def entry_point(name: str) -> Callable[..., int]:
     """A function of the kernel; the structures on both sides are compared first."""
     handle = library().handle
     assert handle is not None, "chosen only where it loads"
-    sizes = (I64 * len(MIRRORED))()
-    handle.hm_sizes(sizes)
-    assert list(sizes) == [ctypes.sizeof(structure) for structure in MIRRORED], "native.py and kernel.cpp disagree"
+    check_layout(handle)
     return cast("Callable[..., int]", getattr(handle, name))
 
 

@@ -1,6 +1,6 @@
-"""Compiles kernel.cpp at first use, for this machine, into the user's cache folder.
+"""Compiles kernel.cpp and its headers at first use, for this machine, into the user's cache folder.
 
-The file's name is a digest of everything that it depends on: source, compiler, flags and the processor's features. So a folder
+The file's name is a digest of everything that it depends on: sources, compiler, flags and the processor's features. So a folder
 shared by different machines never gives one of them an instruction it lacks, and an old file is never taken for a new one.
 Several processes may start at once: one compiles under a lock, and the finished library appears in one step.
 """
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from hypermlp import notice
 
-SOURCE = Path(__file__).with_name("kernel.cpp")
+SOURCES = Path(__file__).parent  # kernel.cpp, which includes the headers beside it
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=fast")
 TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler accepts
 SECONDS = 600  # for one compilation
@@ -95,7 +95,7 @@ def compile_to(path: Path, compiler: str) -> None:
     os.close(handle)
     try:
         for tuning in TUNING:
-            command = [compiler, *FLAGS, *tuning, str(SOURCE), "-o", temporary]
+            command = [compiler, *FLAGS, *tuning, str(SOURCES / "kernel.cpp"), "-o", temporary]
             done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
             if done.returncode == 0:
                 checksum = hashlib.sha256(Path(temporary).read_bytes()).hexdigest()
@@ -110,7 +110,9 @@ def compile_to(path: Path, compiler: str) -> None:
 
 def digest(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60).stdout
-    parts = (SOURCE.read_text(), compiler, version, repr((FLAGS, TUNING)), processor())
+    files = sorted(path for path in SOURCES.iterdir() if path.suffix in (".h", ".cpp"))
+    sources = [f"{path.name}\0{path.read_text()}" for path in files]
+    parts = (*sources, compiler, version, repr((FLAGS, TUNING)), processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 

@@ -1,0 +1,114 @@
+// What the kernel is called with. Every integer is 64 bits wide, so that there is no padding; bindings.py mirrors the structures
+// field by field and compares its mirror with hm_layout.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#define HM_API extern "C" __attribute__((visibility("default")))
+
+using i64 = int64_t;
+
+// A tensor (batch, time, head, width) whose last dimension is contiguous; strides count floats.
+struct hm_view {
+    float *data;
+    i64 b, t, h;
+};
+
+struct hm_args {
+    i64 B, T, S, H, G, K, V, R1, R2, L;
+    i64 act;                   // 0 glu: softplus(h_scale) * relu(h_gate), head j pairs routing heads j and j + H;  1 relu
+    i64 norm;                  // 1: o is divided by rho = sqrt(sum h_gate^2 + eps);  0: rho = 1
+    i64 shortcut1, shortcut2;  // D = shortcut + diag
+    double eps;
+    i64 n_spans;
+    const i64 *spans;          // n_spans x [batch, row_begin, row_end, slot_begin, slot_end]; no row is in two spans
+    i64 nthreads;
+    void *parallel;            // null (std::thread) or a function like libgomp's GOMP_parallel
+    hm_view q, k, v, s1, s2;   // (B,T,G,K) (B,S,G,K) (B,S,H,V) (B,T,G,R1) (B,T,H,R2)
+    const float *A1, *B1, *diag1;  // (G,L,R1) (G,L,R1) (G,L); A1 null: R1 is the identity; diag1 may be null
+    const float *A2, *B2, *diag2;  // (H,L,R2) (H,L,R2) (H,L); likewise
+    hm_view o;                 // (B,T,H,V), written by forward, read by backward
+    float *rho;                // (B,T,H) contiguous, written by forward, read by backward
+    hm_view dout;              // backward only, from here on
+    hm_view dq, dk, dv, ds1, ds2;
+    float *dA1, *dB1, *ddiag1, *dA2, *dB2, *ddiag2;  // may be null where the operator or its diagonal is absent
+};
+
+struct hm_conv_args {
+    i64 B, T, C, W;
+    i64 nthreads;
+    void *parallel;
+    hm_view x;                   // (B,T,C); the field h of every view here is ignored
+    const float *wk, *wv;        // (C,W), tap W-1 meets the current token
+    const i64 *pos;              // (B,T) position of each token in its own sequence, or null
+    const float *history;        // (B,W-1,C) inputs before t = 0, or null for zeros
+    hm_view yk, yv;              // forward: written;  backward: ignored
+    hm_view dyk, dyv, dx;        // backward
+    float *dwk, *dwv;            // backward, (C,W)
+};
+
+struct hm_gate_args {
+    i64 N, C;
+    i64 nthreads;
+    void *parallel;
+    const float *x, *g;          // (N,C), row strides below; x null: ones, so that y = sigmoid(g)
+    float *y;
+    i64 x_row, g_row, y_row;
+    const float *dy;
+    float *dx, *dg;              // dx is not written where x is null
+    i64 dy_row, dx_row, dg_row;
+};
+
+// One product of a few rows with a weight matrix: y = x w^T + bias.
+struct hm_linear_entry {
+    const float *x, *w, *bias;   // (N,in) (out,in) contiguous (out) or null
+    float *y;                    // (N,out) contiguous
+    i64 x_row, in, out;
+};
+
+struct hm_linear_args {
+    i64 N, entries;
+    i64 nthreads;
+    void *parallel;
+    const hm_linear_entry *entry;
+};
+
+// A linear layer: (out,in) contiguous, bias may be null; w null: there is no such layer.
+struct hm_weights {
+    const float *w, *bias;
+};
+
+// One token for each row of the batch through a whole layer. In `mix`, span b is the row of batch entry b and its last slot the
+// new one, k and v are the cache, and q, s1, s2, o, rho are not read: hm_step makes them.
+struct hm_step_args {
+    hm_args mix;
+    i64 C, W;                              // width, taps of the convolutions
+    const float *x;                        // (B,C)
+    i64 x_row;
+    const float *history;                  // (B,W-1,C), the inputs before x
+    i64 history_b;
+    const float *conv_k, *conv_v;          // (C,W) or null
+    hm_weights q, k, v, gate_qk, gate_vo, control1, control2, out;
+    float *y;                              // (B,C)
+};
+
+// Mamba's selective scan, channel by channel: h = exp(delta A) h + delta x B, y = C h.
+struct hm_scan_args {
+    i64 B, T, E, N;                        // batch, time, channels, state width
+    i64 rows, group;                       // tokens of a block, channels of a group (whole pairs of vectors)
+    i64 nthreads;
+    void *parallel;
+    const float *x, *delta;                // (B,T,E)
+    const float *A;                        // (N,E), at most 0
+    const float *in, *out;                 // (B,T,N), the B and C of the paper
+    const unsigned char *begins;           // (B,T), nonzero: h is emptied first; or null
+    const float *state;                    // (B,N,E), h before the first token
+    float *y, *last;                       // (B,T,E) (B,N,E), written by forward
+    float *marks;                          // (B,blocks,N,E), h before each block: written by forward, or null
+    const float *dy, *dlast;               // backward only, from here on
+    float *dx, *ddelta;
+    float *dA, *dstate;                    // (B,N,E), dA still to be summed over the batch
+    float *din, *dout;                     // (groups,B,T,N), still to be summed over the groups
+};

@@ -1,0 +1,320 @@
+// The operator backward: gradients of one strip, the division of work, the sums over workers.
+
+#pragma once
+
+#include "mix.h"
+
+namespace {
+
+// Gradients of the parameters of one head, collected by one worker; [u][Rp] from u0 on.
+struct ParamSum {
+    float *A1[2], *B1[2], *diag1[2], *A2, *B2, *diag2;
+    void carve(Arena &mem, const Plan &P) {
+        i64 lags = P.op1.Lp - P.u0;
+        for (i64 part = 0; part < P.parts; part++) {
+            A1[part] = mem.floats(lags * P.op1.Rp);
+            B1[part] = mem.floats(lags * P.op1.Rp);
+            diag1[part] = mem.floats(lags);
+        }
+        A2 = mem.floats(lags * P.op2.Rp);
+        B2 = mem.floats(lags * P.op2.Rp);
+        diag2 = mem.floats(lags);
+    }
+};
+
+// dõ = do/ρ and the pull of the norm: dρ/ρ = -(do·o)/ρ².
+void output_gradient(const Plan &P, const Strip &s, i64 head, Work &w) {
+    const hm_args &p = P.p;
+    for (i64 i = 0; i < s.m; i++) {
+        float rho = p.norm ? p.rho[(s.b * p.T + s.row + i) * p.H + head] : 1.0f;
+        const float *d = at(p.dout, s.b, s.row + i, head), *o = at(p.o, s.b, s.row + i, head);
+        vf dot{};
+        each_vector(p.V, [&](i64 j, i64 n) { dot += load_some(d + j, n) * load_some(o + j, n); });
+        w.rrho[i] = 1.0f / rho;
+        w.pull[i] = p.norm ? -sum(dot) * w.rrho[i] * w.rrho[i] : 0.0f;
+    }
+    pack_rows(at(p.dout, s.b, s.row, head), p.dout.t, s.m, p.V, w.rrho, w.dout, P.Vp);
+}
+
+void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const ParamSum &sums, const SlotSum *dk, SlotSum dv) {
+    const hm_args &p = P.p;
+    const Operator &op1 = P.op1, &op2 = P.op2;
+    const i64 lda = TL + 16;
+
+    // Once more forward: z, h, and t2 = a B2 with a only in a tile.
+    scores_of_head(P, s, head, w);
+    if (op2.present()) memset(w.t2, 0, s.m * op2.Rp * sizeof(float));
+    for (i64 part = 0; part < P.parts; part++) clear_older(s, w.h[part]);
+    memset(w.squares, 0, VL * sizeof(float));  // ρ is given; the sum is not used here
+    for (i64 ya = 0; ya < s.Wp; ya += TL) {
+        i64 yb = std::min(ya + TL, s.Wp);
+        row_groups(s.m, [&](i64 i, i64 rows) {
+            i64 y = std::max(ya, round_down(s.first_lag(i + rows - 1), NR));
+            if (y >= yb) return;
+            for (i64 part = 0; part < P.parts; part++) {
+                expand_group(s, i, rows, w.z[part].lag(0, ya), w.z[part].ld, ya, yb, op1, op1.fb, P.routing(head, part),
+                             w.t1s[part], w.h[part].lag(0, ya), w.h[part].ld);
+                clear_before_start(s, i, rows, w.h[part].lag(0, ya), w.h[part].ld, ya, yb);
+            }
+            if (!op2.present()) return;
+            for (i64 r = i; r < i + rows; r++)
+                activate_row(P.glu, yb - y, w.h[0].lag(r, y), P.glu ? w.h[1].lag(r, y) : nullptr, w.a + r * lda + y - ya,
+                             w.squares);
+            reduce_group(s, i, rows, w.a, lda, ya, std::min(yb, s.W), op2, op2.fb, head, w.t2);
+        });
+    }
+
+    // dw = dõ vᵀ and e2 = dw A2
+    output_gradient(P, s, head, w);
+    score(s, w.dout, P.Vp, p.V, at(p.v, s.b, s.c0, head), p.v.t, w.dw, w.pack, op2, op2.fa, head, w.e2);
+    if (op2.present()) {
+        apply_controls(s, p.s2, head, p.R2, op2.Rp, w.t2, w.t2s);
+        apply_controls(s, p.s2, head, p.R2, op2.Rp, w.e2, w.e2s);
+        write_controls(s, p.ds2, head, p.R2, op2.Rp, w.t2, w.e2);
+    }
+
+    // Through R2 and the activation: dh in place of h, w in place of dw, e1 = dh B1 on the way.
+    for (i64 part = 0; part < P.parts && op1.present(); part++) memset(w.e1[part], 0, s.m * op1.Rp * sizeof(float));
+    for (i64 ya = 0; ya < s.Wp; ya += TL) {
+        i64 yb = std::min(ya + TL, s.Wp), u = s.ubase + ya;
+        float *dw = w.dw.lag(0, ya);
+        row_groups(s.m, [&](i64 i, i64 rows) {
+            i64 y = std::max(ya, round_down(s.first_lag(i + rows - 1), NR));
+            for (i64 r = i; r < i + rows; r++)  // the products below reach over all rows of a column group
+                memset(w.a + r * lda, 0, (std::min(y, yb) - ya) * sizeof(float));
+            if (y >= yb) return;
+            expand_group(s, i, rows, dw, w.dw.ld, ya, yb, op2, op2.fb, head, w.e2s, w.da, lda);
+            for (i64 r = i; r < i + rows; r++)
+                activate_row_backward(P.glu, yb - y, w.h[0].lag(r, y), P.glu ? w.h[1].lag(r, y) : nullptr,
+                                      w.da + r * lda + y - ya, w.dw.lag(r, y), w.pull[r], w.a + r * lda + y - ya,
+                                      sums.diag2 + u - P.u0 + y - ya);
+            if (op1.present())
+                for (i64 part = 0; part < P.parts; part++)
+                    reduce_group(s, i, rows, w.h[part].lag(0, ya), w.h[part].ld, ya, std::min(yb, s.W), op1, op1.fb,
+                                 P.routing(head, part), w.e1[part]);
+        });
+        if (!op2.present()) {
+            row_groups(s.m, [&](i64 i, i64 rows) {
+                for (i64 r = i; r < i + rows; r++) memcpy(w.dw.lag(r, ya), w.a + r * lda, (yb - ya) * sizeof(float));
+            });
+            continue;
+        }
+        scatter_lags(s, dw, w.dw.ld, ya, yb, w.t2s, op2.Rp, sums.A2 + (s.ubase - P.u0) * op2.Rp);
+        scatter_lags(s, w.a, lda, ya, yb, w.e2s, op2.Rp, sums.B2 + (s.ubase - P.u0) * op2.Rp);
+        row_groups(s.m, [&](i64 i, i64 rows) {
+            expand_group(s, i, rows, w.a, lda, ya, yb, op2, op2.fa, head, w.t2s, dw, w.dw.ld);
+        });
+    }
+    for (i64 j = 0; j < s.n; j += TC) {
+        i64 width = std::min<i64>(TC, s.n - j);
+        time_tile(s, w.dw, s.c0 + j, width, w.tile);
+        scatter_tile(s, w.tile, s.c0 + j, width, w.dout, P.Vp, p.V, dv);
+    }
+
+    // Through R1 and the scores.
+    for (i64 part = 0; part < P.parts; part++) {
+        i64 g = P.routing(head, part);
+        Matrix z = w.z[part], dh = w.h[part];
+        if (op1.present()) {
+            apply_controls(s, p.s1, g, p.R1, op1.Rp, w.e1[part], w.e1s[part]);
+            write_controls(s, p.ds1, g, p.R1, op1.Rp, w.t1[part], w.e1[part]);
+        }
+        memset(w.dq, 0, s.m * P.Kp * sizeof(float));
+        i64 done = 0;
+        for (i64 j = 0; j < s.n; j += TC) {
+            i64 width = std::min<i64>(TC, s.n - j), ca = s.c0 + j;
+            i64 need = std::min(s.Wp, round_up(std::max<i64>(s.lag_of(ca + width, 0), 0), NR));
+            for (; op1.present() && done < need; done = std::min(done + TL, need)) {
+                i64 ya = done, yb = std::min(done + TL, need), u = s.ubase + ya;
+                if (p.diag1)
+                    for (i64 i = 0; i < s.m; i++) {
+                        float *sum = sums.diag1[part] + u - P.u0, *x = dh.lag(i, ya), *zz = z.lag(i, ya);
+                        for (i64 y = round_down(std::max<i64>(s.first_lag(i) - ya, 0), VL); y < yb - ya; y += VL)
+                            store(sum + y, load(sum + y) + load(x + y) * load(zz + y));
+                    }
+                scatter_lags(s, z.lag(0, ya), z.ld, ya, yb, w.e1s[part], op1.Rp, sums.A1[part] + (s.ubase - P.u0) * op1.Rp);
+                scatter_lags(s, dh.lag(0, ya), dh.ld, ya, yb, w.t1s[part], op1.Rp, sums.B1[part] + (s.ubase - P.u0) * op1.Rp);
+                row_groups(s.m, [&](i64 i, i64 rows) {
+                    expand_group(s, i, rows, dh.lag(0, ya), dh.ld, ya, yb, op1, op1.fa, g, w.e1s[part], dh.lag(0, ya), dh.ld);
+                });
+            }
+            time_tile(s, dh, ca, width, w.tile);
+            pack_panels(at(p.k, s.b, ca, g), p.k.t, width, p.K, w.pack);
+            read_tile(s, w.tile, ca, width, w.pack, p.K, w.dq, P.Kp);
+            scatter_tile(s, w.tile, ca, width, w.q[part], P.Kp, p.K, dk[part]);
+        }
+        for (i64 i = 0; i < s.m; i++) memcpy(at(p.dq, s.b, s.row + i, g), w.dq + i * P.Kp, p.K * sizeof(float));
+    }
+}
+
+// The strips of all heads in order (head, batch, time), cut into one run per worker of about equal cost. A worker adds to the
+// outputs dk, dv itself, except in the (head, batch) unit it shares with workers before it: there it has a private copy.
+struct Schedule {
+    struct Run {
+        i64 begin, end;        // items; item = head * strips + strip
+        i64 shared_end;        // items [begin, shared_end) belong to a unit that an earlier worker began
+        i64 first = 0, last = 0;   // slots [first, last) of the private copy
+        float *copy = nullptr;
+        std::vector<ParamSum> sums;  // one per head from head_begin on
+        i64 head_begin = 0;
+    };
+    std::vector<Run> runs;
+
+    Schedule(const Plan &P, i64 nw) {
+        i64 per_head = (i64)P.strips.size(), items = per_head * P.p.H;
+        auto unit_begins = [&](i64 k) { return k % per_head == 0 || P.strips[k % per_head].b != P.strips[k % per_head - 1].b; };
+        double total = 0.0;
+        for (const Strip &s : P.strips) total += s.cost() * (double)P.p.H;
+        double share = total / (double)nw, sum = 0.0, best = 1e300;
+        std::vector<i64> cut{0};
+        i64 k = 0, unit_cut = 0;
+        // Cut at the item nearest to the even share, or at the start of a unit if one is nearly as near: no copy then.
+        for (i64 w = 1; w < nw; w++) {
+            double target = share * (double)w;
+            best = 1e300;
+            double before = sum;
+            i64 j = k;
+            for (double at_j = before; j < items; j++) {
+                if (unit_begins(j) && std::fabs(at_j - target) < best) best = std::fabs(at_j - target), unit_cut = j;
+                if (at_j > target + 0.05 * share) break;
+                at_j += P.strips[j % per_head].cost();
+            }
+            i64 here = k;
+            double at_here = before;
+            while (here < items && at_here + 0.5 * P.strips[here % per_head].cost() < target)
+                at_here += P.strips[here % per_head].cost(), here++;
+            if (best < 0.05 * share && unit_cut >= k) here = unit_cut;
+            while (k < here) sum += P.strips[k % per_head].cost(), k++;
+            cut.push_back(here);
+        }
+        cut.push_back(items);
+        for (i64 w = 0; w < nw; w++) {
+            Run r;
+            r.begin = cut[w], r.end = cut[w + 1], r.shared_end = r.begin;
+            if (r.begin < r.end) {
+                r.head_begin = r.begin / per_head;
+                r.sums.resize((r.end - 1) / per_head - r.head_begin + 1);
+                if (!unit_begins(r.begin)) {
+                    r.first = INT64_MAX;
+                    do {
+                        const Strip &s = P.strips[r.shared_end % per_head];
+                        r.first = std::min(r.first, s.c0);
+                        r.last = std::max(r.last, s.last() + 1);
+                        r.shared_end++;
+                    } while (r.shared_end < r.end && !unit_begins(r.shared_end));
+                }
+            }
+            runs.push_back(std::move(r));
+        }
+    }
+};
+
+// Output u, r of a parameter gradient is the sum over the workers' collections, in their order.
+template <class Get>
+void write_param(const Plan &P, const Schedule &schedule, float *out, i64 head, i64 out_head, i64 R, i64 Rp, Share lags, Get get) {
+    if (!out) return;
+    std::vector<const float *> parts;
+    for (const auto &run : schedule.runs) {
+        i64 j = head - run.head_begin;
+        if (j >= 0 && j < (i64)run.sums.size()) parts.push_back(get(run.sums[j]));
+    }
+    for (i64 u = lags.begin; u < lags.end; u++)
+        for (i64 r = 0; r < R; r++) {
+            float s = 0.0f;
+            if (u >= P.u0)
+                for (const float *part : parts) s += part[(u - P.u0) * Rp + r];
+            out[(out_head * P.p.L + u) * R + r] = s;
+        }
+}
+
+int run_backward(const hm_args &p) {
+    Plan P(p, true);
+    i64 per_head = (i64)P.strips.size(), items = per_head * p.H, nw = P.workers(items);
+    Schedule schedule(P, nw);
+    i64 width = P.parts * p.K + p.V;  // of a private copy: dk of every part, dv
+
+    Block shared, collected;
+    std::vector<Block> own(nw);
+    auto carve_all = [&](Arena &fixed, Arena &sums) {
+        P.carve(fixed, true);
+        for (auto &run : schedule.runs) {
+            for (auto &sum : run.sums) sum.carve(sums, P);
+            if (run.shared_end > run.begin) run.copy = sums.floats((run.last - run.first) * width);
+        }
+    };
+    Arena fixed, sums;
+    carve_all(fixed, sums);
+    if (!shared.allocate(fixed.used) || !collected.allocate(sums.used)) return 1;
+    size_t sums_bytes = sums.used;
+    fixed = Arena{shared.p}, sums = Arena{collected.p};
+    carve_all(fixed, sums);
+    std::vector<Work> work(nw);
+    for (i64 w = 0; w < nw && items; w++) {
+        Arena mem;
+        work[w].carve(mem, P, true);
+        if (!own[w].allocate(mem.used)) return 1;
+        mem = Arena{own[w].p};
+        work[w].carve(mem, P, true);
+    }
+    P.fill(true);
+
+    run_workers(nw, p.parallel, [&](i64 w) {
+        Share rows(p.B * p.S, w, nw), bytes((i64)sums_bytes, w, nw);
+        memset(collected.p + bytes.begin, 0, bytes.end - bytes.begin);
+        for (i64 j = rows.begin; j < rows.end; j++) {
+            for (i64 g = 0; g < p.G; g++) memset(at(p.dk, j / p.S, j % p.S, g), 0, p.K * sizeof(float));
+            for (i64 h = 0; h < p.H; h++) memset(at(p.dv, j / p.S, j % p.S, h), 0, p.V * sizeof(float));
+        }
+    });
+    P.clear_uncovered(p.dq, p.G, p.K);
+    if (P.op1.present()) P.clear_uncovered(p.ds1, p.G, p.R1);
+    if (P.op2.present()) P.clear_uncovered(p.ds2, p.H, p.R2);
+
+    run_workers(items ? nw : 0, p.parallel, [&](i64 w) {
+        auto &run = schedule.runs[w];
+        for (i64 k = run.begin; k < run.end; k++) {
+            i64 head = k / per_head;
+            const Strip &s = P.strips[k % per_head];
+            SlotSum dk[2], dv;
+            for (i64 part = 0; part < P.parts; part++)
+                dk[part] = k < run.shared_end ? SlotSum{run.copy + part * p.K, width, run.first}
+                                              : SlotSum{at(p.dk, s.b, 0, P.routing(head, part)), p.dk.t, 0};
+            dv = k < run.shared_end ? SlotSum{run.copy + P.parts * p.K, width, run.first}
+                                    : SlotSum{at(p.dv, s.b, 0, head), p.dv.t, 0};
+            backward_strip(P, s, head, work[w], run.sums[head - run.head_begin], dk, dv);
+        }
+    });
+
+    run_workers(nw, p.parallel, [&](i64 w) {
+        for (const auto &run : schedule.runs) {
+            if (!run.copy) continue;
+            i64 head = run.begin / per_head, b = P.strips[run.begin % per_head].b;
+            Share slots(p.S, w, nw);  // the same cuts for every copy: a slot is added to by one thread, in the order of copies
+            i64 begin = std::max(slots.begin, run.first) - run.first, end = std::min(slots.end, run.last) - run.first;
+            for (i64 j = begin; j < end; j++) {
+                const float *from = run.copy + j * width;
+                for (i64 part = 0; part < P.parts; part++, from += p.K) {
+                    float *to = at(p.dk, b, run.first + j, P.routing(head, part));
+                    for (i64 x = 0; x < p.K; x++) to[x] += from[x];
+                }
+                float *to = at(p.dv, b, run.first + j, head);
+                for (i64 x = 0; x < p.V; x++) to[x] += from[x];
+            }
+        }
+        Share lags(p.L, w, nw);
+        for (i64 h = 0; h < p.H; h++) {
+            for (i64 part = 0; part < P.parts; part++) {
+                i64 g = P.routing(h, part);
+                write_param(P, schedule, p.dA1, h, g, p.R1, P.op1.Rp, lags, [&](const ParamSum &x) { return x.A1[part]; });
+                write_param(P, schedule, p.dB1, h, g, p.R1, P.op1.Rp, lags, [&](const ParamSum &x) { return x.B1[part]; });
+                write_param(P, schedule, p.ddiag1, h, g, 1, 1, lags, [&](const ParamSum &x) { return x.diag1[part]; });
+            }
+            write_param(P, schedule, p.dA2, h, h, p.R2, P.op2.Rp, lags, [&](const ParamSum &x) { return x.A2; });
+            write_param(P, schedule, p.dB2, h, h, p.R2, P.op2.Rp, lags, [&](const ParamSum &x) { return x.B2; });
+            write_param(P, schedule, p.ddiag2, h, h, 1, 1, lags, [&](const ParamSum &x) { return x.diag2; });
+        }
+    });
+    return 0;
+}
+
+}  // namespace

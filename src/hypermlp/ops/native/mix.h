@@ -1,0 +1,246 @@
+// The operator forward, strip by strip: activations, the plan of a whole call, one head of one strip.
+
+#pragma once
+
+#include "strip.h"
+
+namespace {
+
+// Activations over one row of a tile
+
+// a = act(h) and the running sum of squares of the gate
+void activate_row(bool glu, i64 n, const float *gate, const float *scale, float *a, float *squares) {
+    pair sq{};
+    for (i64 j = 0; j < n; j += VL2) {
+        pair hg = load2(gate + j);
+        sq = sq + hg * hg;
+        store2(a + j, glu ? softplus(load2(scale + j)) * relu(hg) : relu(hg));
+    }
+    store(squares, load(squares) + (sq.x + sq.y));
+}
+
+// In: da, dw and h. Out: a, dh in place of h, ddiag2 += dw * a. The norm contributes pull * h_gate, pull = dρ/ρ.
+void activate_row_backward(bool glu, i64 n, float *gate, float *scale, const float *da, const float *dw, float pull,
+                           float *a, float *gdiag) {
+    for (i64 j = 0; j < n; j += VL2) {
+        pair hg = load2(gate + j), d = load2(da + j), act = relu(hg);
+        pair_mask off = hg <= 0.0f;
+        if (glu) {
+            pair hs = load2(scale + j), e = exp_negative(minus_abs(hs)), sp = relu(hs) + log1p_unit(e);
+            store2(scale + j, d * act * sigmoid_from(hs, e));
+            d = d * sp;
+            act = act * sp;
+        }
+        store2(gate + j, zeros_if(off, d) + pull * hg);
+        store2(a + j, act);
+        store2(gdiag + j, load2(gdiag + j) + load2(dw + j) * act);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// The plan of a whole call
+
+struct Plan {
+    const hm_args &p;
+    i64 parts;                    // routing heads per head: 2 (gate, scale) or 1
+    bool glu;
+    Operator op1, op2;
+    std::vector<Strip> strips;    // of spans that go by strips
+    std::vector<Strip> rows;      // single rows that are decoded in place
+    i64 m_max = 0, Wp_max = 0, u0 = 0;
+    i64 Kp, Vp;
+    bool covered_all = true;
+    std::vector<uint8_t> covered;  // (B,T)
+
+    Plan(const hm_args &args, bool backward) : p(args), parts(args.act == 0 ? 2 : 1), glu(args.act == 0) {
+        covered.assign(p.B * p.T, 0);
+        std::vector<i64> order(p.n_spans);
+        for (i64 j = 0; j < p.n_spans; j++) order[j] = j;
+        std::stable_sort(order.begin(), order.end(),
+                         [&](i64 x, i64 y) { return p.spans[5 * x] < p.spans[5 * y]; });
+        u0 = p.L;
+        for (i64 j : order) {
+            const i64 *span = p.spans + 5 * j;
+            for (i64 r = span[1]; r < span[2]; r++) covered[span[0] * p.T + r] = 1;
+            i64 count = span[2] - span[1];
+            if (!backward && count <= ROW_PATH)
+                for (i64 r = 0; r < count; r++) rows.emplace_back(span[0], span[1] + r, 1, span[4] - count + r, span[3], p.L);
+            else
+                for (const Strip &s : cut_span(span, p.L)) strips.push_back(s);
+        }
+        for (uint8_t x : covered) covered_all = covered_all && x;
+        for (const Strip &s : strips) {
+            m_max = std::max(m_max, s.m);
+            Wp_max = std::max(Wp_max, s.Wp);
+            u0 = std::min(u0, s.ubase);
+        }
+        Kp = round_up(p.K, NR);
+        Vp = round_up(p.V, NR) + (p.V > NR ? 16 : 0);  // an odd number of cache lines for the usual widths
+        op1.describe(p.A1, p.B1, p.diag1, p.shortcut1 != 0, p.R1, p.G, p.L, u0);
+        op2.describe(p.A2, p.B2, p.diag2, p.shortcut2 != 0, p.R2, p.H, p.L, u0);
+        op1.first_sum = &op1.fa;
+        op2.first_sum = &op2.fb;
+    }
+    Plan(const Plan &) = delete;
+    i64 routing(i64 h, i64 part) const { return h + part * p.H; }
+    void carve(Arena &mem, bool backward) {
+        op1.carve(mem, backward);
+        op2.carve(mem, backward);
+    }
+    void fill(bool backward) {
+        run_workers(strips.empty() ? 0 : std::min<i64>(std::max<i64>(p.nthreads, 1), p.G), p.parallel, [&](i64 w) {
+            Share mine(p.G, w, std::min<i64>(std::max<i64>(p.nthreads, 1), p.G));
+            for (i64 g = mine.begin; g < mine.end; g++) {
+                op1.fill(g, backward);
+                if (g < p.H) op2.fill(g, backward);
+            }
+        });
+    }
+    i64 workers(i64 items) const { return std::max<i64>(1, std::min(std::max<i64>(p.nthreads, 1), items)); }
+    // Rows of (B, T, heads, width) in no span are zero.
+    void clear_uncovered(const hm_view &x, i64 heads, i64 width) const {
+        if (covered_all || !x.data) return;
+        for (i64 b = 0; b < p.B; b++)
+            for (i64 t = 0; t < p.T; t++)
+                if (!covered[b * p.T + t])
+                    for (i64 h = 0; h < heads; h++) memset(x.data + b * x.b + t * x.t + h * x.h, 0, width * sizeof(float));
+    }
+};
+
+// t * s, the controls of the rows applied; padding columns are zero.
+void apply_controls(const Strip &s, const hm_view &control, i64 head, i64 R, i64 Rp, const float *t, float *ts) {
+    for (i64 i = 0; i < s.m; i++) {
+        const float *sc = at(control, s.b, s.row + i, head), *from = t + i * Rp;
+        float *to = ts + i * Rp;
+        each_vector(R, [&](i64 r, i64 n) { store_some(to + r, load_some(from + r, n) * load_some(sc + r, n), n); });
+        for (i64 r = R; r < Rp; r++) to[r] = 0.0f;
+    }
+}
+
+// ds = t * e, the gradient of the controls
+void write_controls(const Strip &s, const hm_view &out, i64 head, i64 R, i64 Rp, const float *t, const float *e) {
+    for (i64 i = 0; i < s.m; i++, t += Rp, e += Rp) {
+        float *to = at(out, s.b, s.row + i, head);
+        each_vector(R, [&](i64 r, i64 n) { store_some(to + r, load_some(t + r, n) * load_some(e + r, n), n); });
+    }
+}
+
+// What one worker needs for one strip.
+struct Work {
+    Matrix z[2], h[2], dw;
+    float *q[2], *t1[2], *t1s[2], *e1[2], *e1s[2], *t2, *t2s, *e2, *e2s;
+    float *pack, *tile, *out, *squares, *dout, *pull, *rrho, *a, *da, *dq;
+
+    void carve(Arena &mem, const Plan &P, bool backward) {
+        i64 m = P.m_max, ld = strip_ld(P.Wp_max, m), off = margin(m);
+        auto matrix = [&]() {
+            float *p = mem.floats(m * ld + NR);
+            return Matrix{p ? p + off : nullptr, ld};
+        };
+        for (i64 g = 0; g < P.parts; g++) {
+            z[g] = matrix();
+            q[g] = mem.floats(m * P.Kp);
+            t1[g] = mem.floats(m * P.op1.Rp);
+            t1s[g] = mem.floats(m * P.op1.Rp);
+        }
+        t2 = mem.floats(m * P.op2.Rp);
+        t2s = mem.floats(m * P.op2.Rp);
+        i64 panels = PANEL * std::max(P.Kp, round_up(P.p.V, NR)) / NR;
+        pack = mem.floats(std::max(panels, TC * std::max(P.p.K, P.p.V)));
+        tile = mem.floats(m * LDT + NR);
+        squares = mem.floats(m * VL);
+        if (!backward) {
+            out = mem.floats(m * P.Vp);
+            return;
+        }
+        for (i64 g = 0; g < P.parts; g++) {
+            h[g] = matrix();
+            e1[g] = mem.floats(m * P.op1.Rp);
+            e1s[g] = mem.floats(m * P.op1.Rp);
+        }
+        dw = matrix();
+        e2 = mem.floats(m * P.op2.Rp);
+        e2s = mem.floats(m * P.op2.Rp);
+        dout = mem.floats(m * P.Vp);
+        pull = mem.floats(m);
+        rrho = mem.floats(m);
+        a = mem.floats(m * (TL + 16));
+        da = mem.floats(m * (TL + 16));
+        dq = mem.floats(m * P.Kp);
+    }
+};
+
+// Ask for the rows of a strip in a tensor (B,T,heads,width), to be read or written later.
+template <int WRITE> void prefetch_strip(const Strip &s, const hm_view &x, i64 head, i64 width) {
+    for (i64 i = 0; i < s.m; i++)
+        for (i64 j = 0; j < width; j += 16) __builtin_prefetch(at(x, s.b, s.row + i, head) + j, WRITE, 2);
+}
+
+void scores_of_head(const Plan &P, const Strip &s, i64 head, Work &w) {
+    const hm_args &p = P.p;
+    for (i64 part = 0; part < P.parts && P.op1.present(); part++) prefetch_strip<0>(s, p.s1, P.routing(head, part), p.R1);
+    if (P.op2.present()) prefetch_strip<0>(s, p.s2, head, p.R2);
+    for (i64 part = 0; part < P.parts; part++) {
+        i64 g = P.routing(head, part);
+        pack_rows(at(p.q, s.b, s.row, g), p.q.t, s.m, p.K, nullptr, w.q[part], P.Kp);
+        score(s, w.q[part], P.Kp, p.K, at(p.k, s.b, s.c0, g), p.k.t, w.z[part], w.pack, P.op1, P.op1.fa, g, w.t1[part]);
+        if (P.op1.present()) apply_controls(s, p.s1, g, p.R1, P.op1.Rp, w.t1[part], w.t1s[part]);
+    }
+}
+
+void forward_strip(const Plan &P, const Strip &s, i64 head, Work &w) {
+    const hm_args &p = P.p;
+    scores_of_head(P, s, head, w);
+
+    // h = z R1, a = act(h) in place of z_gate, t2 = a B2: one sweep, a few rows by TL lags at a time.
+    memset(w.squares, 0, s.m * VL * sizeof(float));
+    if (P.op2.present()) memset(w.t2, 0, s.m * P.op2.Rp * sizeof(float));
+    for (i64 ya = 0; ya < s.Wp; ya += TL) {
+        i64 yb = std::min(ya + TL, s.Wp);
+        row_groups(s.m, [&](i64 i, i64 rows) {
+            i64 y = std::max(ya, round_down(s.first_lag(i + rows - 1), NR));
+            if (y >= yb) return;
+            for (i64 part = 0; part < P.parts; part++) {
+                Matrix &z = w.z[part];
+                expand_group(s, i, rows, z.lag(0, ya), z.ld, ya, yb, P.op1, P.op1.fb, P.routing(head, part), w.t1s[part],
+                             z.lag(0, ya), z.ld);
+                clear_before_start(s, i, rows, z.lag(0, ya), z.ld, ya, yb);
+            }
+            for (i64 r = i; r < i + rows; r++)
+                activate_row(P.glu, yb - y, w.z[0].lag(r, y), P.glu ? w.z[1].lag(r, y) : nullptr, w.z[0].lag(r, y),
+                             w.squares + r * VL);
+            if (P.op2.present())
+                reduce_group(s, i, rows, w.z[0].lag(0, ya), w.z[0].ld, ya, std::min(yb, s.W), P.op2, P.op2.fb, head, w.t2);
+        });
+    }
+    if (P.op2.present()) apply_controls(s, p.s2, head, p.R2, P.op2.Rp, w.t2, w.t2s);
+
+    // w = a R2ᵀ in place, as far as the next slots need it, then õ += w v.
+    Matrix a = w.z[0];
+    memset(w.out, 0, s.m * P.Vp * sizeof(float));
+    i64 done = P.op2.present() ? 0 : s.Wp;
+    for (i64 j = 0; j < s.n; j += TC) {
+        i64 width = std::min<i64>(TC, s.n - j), ca = s.c0 + j;
+        i64 need = std::min(s.Wp, round_up(std::max<i64>(s.lag_of(ca + width, 0), 0), NR));
+        if (need > done) {
+            row_groups(s.m, [&](i64 i, i64 rows) {
+                expand_group(s, i, rows, a.lag(0, done), a.ld, done, need, P.op2, P.op2.fa, head, w.t2s, a.lag(0, done), a.ld);
+            });
+            done = need;
+        }
+        if (j + width == s.n) prefetch_strip<1>(s, p.o, head, p.V);
+        time_tile(s, a, ca, width, w.tile);
+        pack_panels(at(p.v, s.b, ca, head), p.v.t, width, p.V, w.pack);
+        Ahead next{at(p.v, s.b, ca + width, head), p.v.t, std::min<i64>(TC, s.n - j - width), p.V};
+        read_tile(s, w.tile, ca, width, w.pack, p.V, w.out, P.Vp, next);
+    }
+    for (i64 i = 0; i < s.m; i++) {
+        float rho = p.norm ? sqrtf(sum(load(w.squares + i * VL)) + (float)p.eps) : 1.0f;
+        p.rho[(s.b * p.T + s.row + i) * p.H + head] = rho;
+        float *o = at(p.o, s.b, s.row + i, head), inv = 1.0f / rho;
+        const float *from = w.out + i * P.Vp;
+        each_vector(p.V, [&](i64 j, i64 n) { store_some(o + j, load_some(from + j, n) * inv, n); });
+    }
+}
+
+}  // namespace

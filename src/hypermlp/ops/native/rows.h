@@ -1,0 +1,245 @@
+// Few rows against many slots (decoding), and the forward pass as a whole.
+
+#pragma once
+
+#include "mix.h"
+
+namespace {
+
+// Few rows against many slots: k, v and the parameters are read where they are, once per stage. A row is cut in blocks of DB
+// slots whose sums are added in order, so that the result does not depend on the number of threads.
+
+// out[c] = x · row c, rows of `width` floats
+void dots(i64 n, const float *rows, i64 stride, const float *x, i64 width, float *out) {
+    i64 full = round_down(width, VL), c = 0;
+    for (; c + 4 <= n; c += 4) {
+        const float *r = rows + c * stride;
+        vf a0{}, a1{}, a2{}, a3{};
+        for (i64 j = 0; j < full; j += VL) {
+            vf xv = load(x + j);
+            a0 += xv * load(r + j);
+            a1 += xv * load(r + stride + j);
+            a2 += xv * load(r + 2 * stride + j);
+            a3 += xv * load(r + 3 * stride + j);
+        }
+        v4 s[4][VL / 4];
+        memcpy(s[0], &a0, sizeof a0), memcpy(s[1], &a1, sizeof a1), memcpy(s[2], &a2, sizeof a2), memcpy(s[3], &a3, sizeof a3);
+        for (int i = 0; i < 4; i++)
+            for (int j = 1; j < VL / 4; j++) s[i][0] += s[i][j];
+        transpose4(s[0][0], s[1][0], s[2][0], s[3][0]);
+        v4 total = (s[0][0] + s[1][0]) + (s[2][0] + s[3][0]);
+        *(v4_mem *)(out + c) = total;
+        for (i64 i = 0; i < 4; i++)
+            for (i64 j = full; j < width; j++) out[c + i] += x[j] * r[i * stride + j];
+    }
+    for (; c < n; c++) {
+        const float *r = rows + c * stride;
+        vf a{};
+        for (i64 j = 0; j < full; j += VL) a += load(x + j) * load(r + j);
+        float s = sum(a);
+        for (i64 j = full; j < width; j++) s += x[j] * r[j];
+        out[c] = s;
+    }
+}
+
+// acc += Σ_c x[c] · row c
+void weighted_sum(i64 n, const float *x, const float *rows, i64 stride, i64 width, float *acc) {
+    i64 c = 0;
+    for (; c + 4 <= n; c += 4) {
+        const float *r = rows + c * stride;
+        each_vector(width, [&](i64 j, i64 k) {
+            vf s = load_some(acc + j, k);
+            s += x[c] * load_some(r + j, k);
+            s += x[c + 1] * load_some(r + stride + j, k);
+            s += x[c + 2] * load_some(r + 2 * stride + j, k);
+            s += x[c + 3] * load_some(r + 3 * stride + j, k);
+            store_some(acc + j, s, k);
+        });
+    }
+    for (; c < n; c++) {
+        const float *r = rows + c * stride;
+        each_vector(width, [&](i64 j, i64 k) { store_some(acc + j, load_some(acc + j, k) + x[c] * load_some(r + j, k), k); });
+    }
+}
+
+struct RowWork {
+    const Plan &P;
+    std::vector<i64> first_block;  // of each unit (row, head)
+    std::vector<i64> first_slot;   // offset of each unit's slots in z
+    float *z, *t1, *t2, *squares, *out, *mixed;
+    i64 slots = 0, blocks = 0;
+
+    explicit RowWork(const Plan &plan) : P(plan) {
+        for (const Strip &s : P.rows)
+            for (i64 h = 0; h < P.p.H; h++) {
+                first_block.push_back(blocks), first_slot.push_back(slots);
+                blocks += (s.n + DB - 1) / DB;
+                slots += round_up(s.n, VL);
+            }
+        first_block.push_back(blocks);
+    }
+    void carve(Arena &mem) {
+        z = mem.floats(P.parts * slots);
+        t1 = mem.floats(blocks * P.parts * P.p.R1);
+        t2 = mem.floats(blocks * P.p.R2);
+        squares = mem.floats(blocks);
+        out = mem.floats(blocks * P.p.V);
+        mixed = mem.floats(blocks * std::max(P.p.R1, P.p.R2));  // t1 or t2 with the controls applied, for each block its own
+    }
+    // One block: which unit, row and head it belongs to, its slots [j, j + n) of the row, the lag index u of the first.
+    struct Piece {
+        i64 unit, k;
+        const Strip &s;
+        i64 h, j, n, u;
+    };
+    Piece piece(i64 unit, i64 k) const {
+        const Strip &s = P.rows[unit / P.p.H];
+        i64 j = (k - first_block[unit]) * DB;
+        return {unit, k, s, unit % P.p.H, j, std::min(DB, s.n - j), s.c0 + j + s.L - 1 - s.p0};
+    }
+    void run() const {
+        i64 units = (i64)first_block.size() - 1, nw = P.workers(units), threads = P.workers(blocks);
+        if (units >= threads) {  // whole rows per worker: the threads meet once
+            run_workers(nw, P.p.parallel, [&](i64 w) {
+                Share mine(units, w, nw);
+                for (i64 unit = mine.begin; unit < mine.end; unit++) {
+                    for (i64 k = first_block[unit]; k < first_block[unit + 1]; k++) scores(piece(unit, k));
+                    for (i64 k = first_block[unit]; k < first_block[unit + 1]; k++) activations(piece(unit, k));
+                    for (i64 k = first_block[unit]; k < first_block[unit + 1]; k++) readout(piece(unit, k));
+                    finish(unit);
+                }
+            });
+            return;
+        }
+        for (auto stage : {&RowWork::scores, &RowWork::activations, &RowWork::readout})
+            run_workers(threads, P.p.parallel, [&](i64 w) {
+                Share mine(blocks, w, threads);
+                i64 unit = std::upper_bound(first_block.begin(), first_block.end(), mine.begin) - first_block.begin() - 1;
+                for (i64 k = mine.begin; k < mine.end; k++) {
+                    while (first_block[unit + 1] <= k) unit++;
+                    (this->*stage)(piece(unit, k));
+                }
+            });
+        for (i64 unit = 0; unit < units; unit++) finish(unit);
+    }
+    // Sum of the partial results of a unit's blocks, times the row's controls.
+    void gather(const float *partial, i64 width, i64 offset, i64 R, i64 unit, const float *control, float *t) const {
+        for (i64 r = 0; r < R; r++) t[r] = 0.0f;
+        for (i64 k = first_block[unit]; k < first_block[unit + 1]; k++)
+            for (i64 r = 0; r < R; r++) t[r] += partial[k * width + offset + r];
+        for (i64 r = 0; r < R; r++) t[r] *= control[r];
+    }
+    void scores(Piece b) const {  // z and this block's share of t1
+        const hm_args &p = P.p;
+        i64 R1 = P.op1.R;
+        for (i64 part = 0; part < P.parts; part++) {
+            i64 g = P.routing(b.h, part);
+            float *x = z + part * slots + first_slot[b.unit] + b.j, *t = t1 + (b.k * P.parts + part) * p.R1;
+            dots(b.n, at(p.k, b.s.b, b.s.c0 + b.j, g), p.k.t, at(p.q, b.s.b, b.s.row, g), p.K, x);
+            memset(t, 0, R1 * sizeof(float));
+            if (R1) weighted_sum(b.n, x, p.A1 + (g * p.L + b.u) * R1, R1, R1, t);
+        }
+    }
+    void activations(Piece b) const {  // h, a in place of z_gate, and this block's share of t2 and of the norm
+        const hm_args &p = P.p;
+        i64 R1 = P.op1.R, R2 = P.op2.R;
+        float hidden[2][DB] = {};  // DB is a whole number of pairs
+        float *t = mixed + b.k * std::max(p.R1, p.R2), *a = z + first_slot[b.unit] + b.j, sq[VL] = {};
+        for (i64 part = 0; part < P.parts; part++) {
+            i64 g = P.routing(b.h, part);
+            const float *x = z + part * slots + first_slot[b.unit] + b.j;
+            if (!R1) {
+                memcpy(hidden[part], x, b.n * sizeof(float));
+                continue;
+            }
+            gather(t1, P.parts * p.R1, part * p.R1, R1, b.unit, at(p.s1, b.s.b, b.s.row, g), t);
+            dots(b.n, p.B1 + (g * p.L + b.u) * R1, R1, t, R1, hidden[part]);
+            mix_in(b.n, x, p.shortcut1, p.diag1 ? p.diag1 + g * p.L + b.u : nullptr, hidden[part]);
+        }
+        activate_row(P.glu, round_up(b.n, VL2), hidden[0], hidden[1], hidden[0], sq);  // cells beyond n are zero
+        squares[b.k] = sum(load(sq));
+        memcpy(a, hidden[0], b.n * sizeof(float));
+        memset(t2 + b.k * p.R2, 0, R2 * sizeof(float));
+        if (R2) weighted_sum(b.n, a, p.B2 + (b.h * p.L + b.u) * R2, R2, R2, t2 + b.k * p.R2);
+    }
+    void readout(Piece b) const {  // w and this block's share of õ
+        const hm_args &p = P.p;
+        i64 R2 = P.op2.R;
+        float weight[DB], *t = mixed + b.k * std::max(p.R1, p.R2);
+        const float *a = z + first_slot[b.unit] + b.j, *x = a;
+        if (R2) {
+            gather(t2, p.R2, 0, R2, b.unit, at(p.s2, b.s.b, b.s.row, b.h), t);
+            dots(b.n, p.A2 + (b.h * p.L + b.u) * R2, R2, t, R2, weight);
+            mix_in(b.n, a, p.shortcut2, p.diag2 ? p.diag2 + b.h * p.L + b.u : nullptr, weight);
+            x = weight;
+        }
+        memset(out + b.k * p.V, 0, p.V * sizeof(float));
+        weighted_sum(b.n, x, at(p.v, b.s.b, b.s.c0 + b.j, b.h), p.v.t, p.V, out + b.k * p.V);
+    }
+    static void mix_in(i64 n, const float *x, bool shortcut, const float *diag, float *y) {
+        float one = shortcut ? 1.0f : 0.0f;
+        if (diag)
+            for (i64 c = 0; c < n; c++) y[c] += x[c] * (one + diag[c]);
+        else if (shortcut)
+            for (i64 c = 0; c < n; c++) y[c] += x[c];
+    }
+    void finish(i64 unit) const {
+        const hm_args &p = P.p;
+        const Strip &s = P.rows[unit / p.H];
+        i64 h = unit % p.H;
+        float sq = 0.0f, *o = at(p.o, s.b, s.row, h);
+        for (i64 k = first_block[unit]; k < first_block[unit + 1]; k++) sq += squares[k];
+        float rho = p.norm ? sqrtf(sq + (float)p.eps) : 1.0f, inv = 1.0f / rho;
+        p.rho[(s.b * p.T + s.row) * p.H + h] = rho;
+        memset(o, 0, p.V * sizeof(float));
+        for (i64 k = first_block[unit]; k < first_block[unit + 1]; k++)
+            for (i64 j = 0; j < p.V; j++) o[j] += out[k * p.V + j];
+        for (i64 j = 0; j < p.V; j++) o[j] *= inv;
+    }
+};
+
+int run_forward(const hm_args &p) {
+    Plan P(p, false);
+    i64 items = (i64)P.strips.size() * p.H, nw = P.workers(items);
+    Block shared;
+    RowWork rows(P);
+    Arena mem;
+    P.carve(mem, false);
+    rows.carve(mem);
+    if (!shared.allocate(mem.used)) return 1;
+    mem = Arena{shared.p};
+    P.carve(mem, false);
+    rows.carve(mem);
+    std::vector<Block> own(nw);
+    std::vector<Work> work(nw);
+    for (i64 w = 0; w < nw && items; w++) {
+        Arena mine;
+        work[w].carve(mine, P, false);
+        if (!own[w].allocate(mine.used)) return 1;
+        mine = Arena{own[w].p};
+        work[w].carve(mine, P, false);
+    }
+    P.clear_uncovered(p.o, p.H, p.V);
+    if (!P.covered_all)
+        for (i64 j = 0; j < p.B * p.T; j++)
+            for (i64 h = 0; h < p.H && !P.covered[j]; h++) p.rho[j * p.H + h] = 1.0f;
+    if (items) {
+        P.fill(false);
+        // Strips are independent, so any order gives the same result: whoever is free takes the next. One batch entry and
+        // head after the other, because then its k and v stay in cache; the long strips at the end of a sequence first.
+        std::vector<std::pair<const Strip *, i64>> order;
+        for (auto end = P.strips.rbegin(), begin = end; begin != P.strips.rend(); begin = end) {
+            while (end != P.strips.rend() && end->b == begin->b) ++end;
+            for (i64 h = 0; h < p.H; h++)
+                for (auto s = begin; s != end; ++s) order.emplace_back(&*s, h);
+        }
+        std::atomic<i64> next{0};
+        run_workers(nw, p.parallel, [&](i64 w) {
+            for (i64 k; (k = next.fetch_add(1)) < items;) forward_strip(P, *order[k].first, order[k].second, work[w]);
+        });
+    }
+    if (!P.rows.empty()) rows.run();
+    return 0;
+}
+
+}  // namespace

@@ -1,0 +1,167 @@
+// Vectors of the machine, the elementary functions on them, and the sizes that fit its registers and caches.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "arguments.h"
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int VL = 16, NV = 2, MR = 12;  // 24 accumulators of 32 registers
+#elif defined(__AVX2__) || defined(__AVX__)
+constexpr int VL = 8, NV = 2, MR = 6;    // 12 accumulators of 16 registers
+#elif defined(__ARM_NEON) || defined(__aarch64__)
+constexpr int VL = 4, NV = 4, MR = 6;    // 24 accumulators of 32 registers
+#else
+constexpr int VL = 4, NV = 2, MR = 6;
+#endif
+constexpr int NR = NV * VL;
+constexpr int TL = 96;    // lag columns worked on at a time: their parameters and MR rows fit in the first cache
+constexpr int TC = 96;    // slots packed at a time: TC x V floats, and the next ones on their way, fit in the second cache
+constexpr i64 M_STRIP = 96, M_SINGLE = 132;  // rows of a strip; a span no longer than M_SINGLE is one strip
+constexpr i64 ROW_PATH = 3;                  // spans of so few rows read k and v in place (decoding)
+constexpr i64 DB = 512;                      // slots of one decoding block
+static_assert(TL % NR == 0 && TC % NR == 0, "tiles hold whole panels");
+static_assert(DB % (2 * VL) == 0, "blocks hold whole pairs of vectors");
+
+typedef float vf __attribute__((vector_size(VL * 4)));
+typedef int32_t vi __attribute__((vector_size(VL * 4)));
+typedef float vf_mem __attribute__((vector_size(VL * 4), aligned(4), may_alias));
+typedef float v4 __attribute__((vector_size(16)));
+typedef int32_t v4i __attribute__((vector_size(16)));
+typedef float v4_mem __attribute__((vector_size(16), aligned(4), may_alias));
+
+#define HM_INLINE inline __attribute__((always_inline))
+
+HM_INLINE vf load(const float *p) { return *(const vf_mem *)p; }
+HM_INLINE void store(float *p, vf x) { *(vf_mem *)p = x; }
+HM_INLINE vf splat(float x) { return x - vf{}; }
+HM_INLINE vf zeros_if(vi mask, vf x) { return (vf)((vi)x & ~mask); }
+HM_INLINE vf pick(vi mask, vf a, vf b) { return (vf)(((vi)a & mask) | ((vi)b & ~mask)); }
+HM_INLINE vf relu(vf x) { return zeros_if((vi)(x <= 0.0f), x); }  // this way round a NaN stays a NaN
+
+inline float sum(vf x) {
+    float part[VL], s = 0;
+    memcpy(part, &x, sizeof part);
+    for (int j = 0; j < VL; j++) s += part[j];
+    return s;
+}
+
+#if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)
+#define HM_SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define HM_SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, v4i{i, j, k, l})
+#endif
+
+HM_INLINE void transpose4(v4 &a, v4 &b, v4 &c, v4 &d) {
+    v4 ab0 = HM_SHUFFLE(a, b, 0, 4, 1, 5), ab1 = HM_SHUFFLE(a, b, 2, 6, 3, 7);
+    v4 cd0 = HM_SHUFFLE(c, d, 0, 4, 1, 5), cd1 = HM_SHUFFLE(c, d, 2, 6, 3, 7);
+    a = HM_SHUFFLE(ab0, cd0, 0, 1, 4, 5);
+    b = HM_SHUFFLE(ab0, cd0, 2, 3, 6, 7);
+    c = HM_SHUFFLE(ab1, cd1, 0, 1, 4, 5);
+    d = HM_SHUFFLE(ab1, cd1, 2, 3, 6, 7);
+}
+
+// The elementary functions work on pairs of vectors: their chains of dependent steps are long, and two chains side by side
+// keep the arithmetic units busy.
+struct pair {
+    vf x, y;
+};
+struct pair_mask {
+    vi x, y;
+};
+#define HM_PAIR_OPERATOR(op)                                                                    \
+    HM_INLINE pair operator op(pair a, pair b) { return {a.x op b.x, a.y op b.y}; }             \
+    HM_INLINE pair operator op(pair a, float b) { return {a.x op b, a.y op b}; }                \
+    HM_INLINE pair operator op(float a, pair b) { return {a op b.x, a op b.y}; }
+HM_PAIR_OPERATOR(+)
+HM_PAIR_OPERATOR(-)
+HM_PAIR_OPERATOR(*)
+HM_PAIR_OPERATOR(/)
+#undef HM_PAIR_OPERATOR
+HM_INLINE pair_mask operator<=(pair a, float b) { return {(vi)(a.x <= b), (vi)(a.y <= b)}; }
+HM_INLINE pair_mask operator<(pair a, float b) { return {(vi)(a.x < b), (vi)(a.y < b)}; }
+HM_INLINE pair zeros_if(pair_mask m, pair a) { return {zeros_if(m.x, a.x), zeros_if(m.y, a.y)}; }
+HM_INLINE pair pick(pair_mask m, pair a, pair b) { return {pick(m.x, a.x, b.x), pick(m.y, a.y, b.y)}; }
+HM_INLINE pair relu(pair a) { return {relu(a.x), relu(a.y)}; }
+HM_INLINE pair both(float a) { return {splat(a), splat(a)}; }
+HM_INLINE pair load2(const float *p) { return {load(p), load(p + VL)}; }
+HM_INLINE void store2(float *p, pair a) { store(p, a.x), store(p + VL, a.y); }
+constexpr int VL2 = 2 * VL;
+static_assert(NR % VL2 == 0, "panels hold whole pairs");
+
+// 2^n for n in the low bits of each float
+HM_INLINE vf power_of_two(vf shifted) { return (vf)(((vi)shifted << 23) + (127 << 23)); }
+
+// exp of x <= 0; results below the smallest normal number are zero.
+HM_INLINE pair exp_negative(pair x) {
+    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer that can be read from the low bits
+    pair_mask tiny = x < -87.3f;
+    x = pick(tiny, both(-87.3f), x);
+    pair shifted = x * 1.44269504f + magic;
+    pair n = shifted - magic;
+    pair r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    pair r2 = r * r, high = r * 0.0013901293277740479f + 0.008363170549273491f;
+    pair low = r * 0.16666577756404877f + 0.5f;
+    pair p = (high * r + 0.04166685417294502f) * r2 + low;
+    p = p * r2 + (r + 1.0f);
+    return zeros_if(tiny, p * pair{power_of_two(shifted.x), power_of_two(shifted.y)});
+}
+
+// log(1 + e) for 0 <= e <= 1, with relative accuracy also near 0.
+HM_INLINE pair log1p_unit(pair e) {
+    pair e2 = e * e, e4 = e2 * e2;
+    pair a = e * -0.4999949336051941f + 0.9999999403953552f, b = e * -0.2484297752380371f + 0.3331909477710724f;
+    pair c = e * -0.1366320699453354f + 0.1910598874092102f, d = e * -0.029504956677556038f + 0.07822549343109131f;
+    pair low = b * e2 + a, high = d * e2 + c;
+    return ((e4 * 0.005232624243944883f + high) * e4 + low) * e;
+}
+
+HM_INLINE pair minus_abs(pair a) { return {(vf)((vi)a.x | INT32_MIN), (vf)((vi)a.y | INT32_MIN)}; }
+HM_INLINE pair softplus(pair x) { return relu(x) + log1p_unit(exp_negative(minus_abs(x))); }
+HM_INLINE pair sigmoid_from(pair x, pair e) {  // e = exp(-|x|)
+    return pick(x < 0.0f, e, both(1.0f)) / (1.0f + e);
+}
+HM_INLINE pair sigmoid(pair x) { return sigmoid_from(x, exp_negative(minus_abs(x))); }
+
+// f over n floats in vectors; the last incomplete vector goes through a zero-filled copy.
+template <class F> HM_INLINE void each_vector(i64 n, F f) {
+    i64 j = 0;
+    for (; j + VL <= n; j += VL) f(j, VL);
+    if (j < n) f(j, n - j);
+}
+HM_INLINE vf load_some(const float *p, i64 n) {
+    if (n == VL) return load(p);
+    vf x{};
+    memcpy(&x, p, n * sizeof(float));
+    return x;
+}
+HM_INLINE void store_some(float *p, vf x, i64 n) {
+    if (n == VL) store(p, x);
+    else memcpy(p, &x, n * sizeof(float));
+}
+
+template <class F> HM_INLINE void each_pair(i64 n, F f) {
+    i64 j = 0;
+    for (; j + VL2 <= n; j += VL2) f(j, VL2);
+    if (j < n) f(j, n - j);
+}
+HM_INLINE pair load2_some(const float *p, i64 n) {
+    if (n == VL2) return load2(p);
+    pair x{};
+    memcpy(&x, p, n * sizeof(float));
+    return x;
+}
+HM_INLINE void store2_some(float *p, pair x, i64 n) {
+    if (n == VL2) store2(p, x);
+    else memcpy(p, &x, n * sizeof(float));
+}
+
+i64 round_up(i64 n, i64 unit) { return (n + unit - 1) / unit * unit; }
+i64 round_down(i64 n, i64 unit) { return n / unit * unit; }
+
+}  // namespace

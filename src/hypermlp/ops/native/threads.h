@@ -1,0 +1,91 @@
+// Memory and threads.
+
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "simd.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace {
+
+float *at(const hm_view &x, i64 b, i64 t, i64 h) { return x.data + b * x.b + t * x.t + h * x.h; }
+
+// One aligned block, carved in two passes: the first with a null base only measures.
+struct Arena {
+    char *base = nullptr;
+    size_t used = 0;
+    float *floats(i64 n) {
+        float *p = base ? (float *)(base + used) : nullptr;
+        used += round_up(std::max<i64>(n, 1) * (i64)sizeof(float), 64);
+        return p;
+    }
+};
+
+struct Block {
+    char *p = nullptr;
+    Block() = default;
+    Block(const Block &) = delete;
+    Block(Block &&other) noexcept : p(other.p) { other.p = nullptr; }
+    ~Block() { free(p); }
+    bool allocate(size_t bytes) {
+        const size_t huge = size_t(2) << 20;
+        // Strips walk down columns with a stride of several pages; large pages spare the address translation.
+        size_t align = bytes >= huge ? huge : 64;
+        p = (char *)aligned_alloc(align, round_up(bytes + 1, align));
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+        if (p && align == huge) madvise(p, round_up(bytes + 1, align), MADV_HUGEPAGE);
+#endif
+        return p != nullptr;
+    }
+};
+
+// Run f(worker) for worker = 0..n-1. A pool may start fewer threads than asked, so threads take worker numbers until none
+// is left.
+template <class F> void run_workers(i64 n, void *parallel, F &&f) {
+    if (n <= 1) {
+        if (n == 1) f(i64(0));
+        return;
+    }
+    struct Team {
+        F *f;
+        i64 n;
+        std::atomic<i64> next{0};
+        static void work(void *data) {
+            Team *team = (Team *)data;
+            for (i64 w; (w = team->next.fetch_add(1)) < team->n;) (*team->f)(w);
+        }
+    } team;
+    team.f = &f;
+    team.n = n;
+    if (parallel) {
+        ((void (*)(void (*)(void *), void *, unsigned, unsigned))parallel)(Team::work, &team, (unsigned)n, 0);
+        return;
+    }
+    std::vector<std::thread> threads;
+    for (i64 j = 1; j < n; j++) {
+        try {
+            threads.emplace_back(Team::work, &team);
+        } catch (...) {
+            break;  // fewer threads do the same work
+        }
+    }
+    Team::work(&team);
+    for (auto &t : threads) t.join();
+}
+
+// Split n items evenly; worker w of nw gets [begin, end).
+struct Share {
+    i64 begin, end;
+    Share(i64 n, i64 w, i64 nw) : begin(n * w / nw), end(n * (w + 1) / nw) {}
+};
+
+}  // namespace
