@@ -65,17 +65,21 @@ def open_subject(folder: Path, text: str) -> Subject:
     if len(tokens) > LONGEST:
         raise ValueError(f"the text has {len(tokens)} tokens; the page takes {LONGEST}, so give less of it")
     spell = speller(tokenizer)
-    return Subject(folder.name, model, tokens, [END, *map(spell, tokens[1:])], spell, [0])
+    path = folder.resolve()
+    name = path.parent.name if path.name == "model" else path.name  # what a training run saves is called model
+    return Subject(name, model, tokens, [END, *map(spell, tokens[1:])], spell, [0])
 
 
 def speller(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """A token as text; a byte that is no character of its own in hexadecimal."""
+    """A token as text; one that is no character of its own by its number."""
 
     def spell(token: int) -> str:
         if token == tokenizer.end:
             return END
         text = tokenizer.decode([token])
-        return f"\\x{token:02x}" if text == "\N{REPLACEMENT CHARACTER}" and tokenizer.vocabulary == 257 else text
+        if text in ("", "\N{REPLACEMENT CHARACTER}") or not (text.isprintable() or text.isspace()) or text in "\r\f\v":
+            return f"\\x{token:02x}" if tokenizer.vocabulary == 257 else f"⟨{token}⟩"
+        return text
 
     return spell
 

@@ -1,7 +1,14 @@
 // Pictures on canvases: bands of bars that share an axis of slots, heat maps, lines. Colours come from the page's style.
 "use strict";
 
-const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// Looked up once per drawing: asking the browser for every bar would take longer than drawing it.
+const palette = new Map();
+
+function styleOf(name) {
+  if (!palette.has(name)) palette.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return palette.get(name);
+}
+
 const signed = (value, alpha) => `rgb(${styleOf(value >= 0 ? "--up" : "--down")} / ${alpha})`;
 
 function prepare(canvas, height) {
@@ -72,7 +79,7 @@ function drawBands(canvas, bands, n, order, chosen, axis) {
   return (px) => Math.floor((px - LEFT) / step); // place on the axis under the mouse
 }
 
-const MOST_CELLS = 160;
+const MOST_CELLS = 128;
 
 // A Diag(s) Bᵀ with lag 0 at the top left; more lags than cells are averaged, which the factors allow exactly.
 function drawMap(canvas, op, transpose) {

@@ -6,9 +6,12 @@ const $ = (id) => document.getElementById(id);
 const T = data.tokens.length, DIFFERENCE = "difference", COLOURS = ["weight", "share", "address", "surprise"];
 const state = { model: 0, token: T - 1, pick: data.models.map(firstReadable), order: "time", mixing: true, colour: "weight", slot: null };
 
+// The last layer that can be looked into, and the head that adds most at the end of the text.
 function firstReadable(model) {
   const layer = model.layers.findLastIndex((found) => found.kind !== "state");
-  return { layer: Math.max(layer, 0), head: 0 };
+  if (layer < 0) return { layer: 0, head: 0 };
+  const { values, shape } = arraysOf(model.layers[layer]).size, last = values.slice(-shape[1]);
+  return { layer, head: last.indexOf(Math.max(...last)) };
 }
 
 // ---- what is looked at ----
@@ -242,7 +245,7 @@ function bandsNow() {
   }
   const plain = rowOf(state.model, false), changed = (i) => row.active[i] - plain.active[i];
   const found = [{ label: "z, scores", values: row.z[0] }];
-  found.push({ label: state.mixing ? "h = z R1, addresses (grey: not active; dash: without mixing)" : "h = z, addresses without mixing (grey: not active)", values: row.h[0], dim: off, outline: state.mixing && layer.mixes[0] ? row.z[0] : null, marks: changed });
+  found.push({ label: state.mixing && layer.mixes[0] ? "h = z R1, addresses" : "h = z, addresses", values: row.h[0], dim: off, outline: state.mixing && layer.mixes[0] ? row.z[0] : null, marks: changed });
   if (layer.glu) found.push({ label: "softplus(h of the scale branch), strength", values: row.h[1].map(softplus), dim: off });
   found.push({ label: "a, hidden layer", values: row.a }, { label: "w = a R2ᵀ, readout weights of the tokens", values: row.w });
   return found;
@@ -268,8 +271,8 @@ function drawHidden() {
 function hiddenNote() {
   const row = rowOf(state.model), layer = layerOf(state.model);
   if (layer.kind !== "hyper") return "One bar per slot. Softmax attention is the same two-layer network with weights that are positive and sum to one.";
-  const marks = layer.mixes[0] && state.mixing ? " Below h, green: switched on by mixing; red: switched off." : "";
-  return `One bar per slot, ${state.order === "lag" ? "newest first" : "oldest first"}; ρ = ${number(row.rho)}.${marks}`;
+  const marks = layer.mixes[0] && state.mixing ? " In h, dashes are the scores before mixing; below it, green was switched on by mixing and red switched off." : "";
+  return `One bar per slot, ${state.order === "lag" ? "newest first" : "oldest first"}; ρ = ${number(row.rho)}. Grey slots are not active.${marks}`;
 }
 
 function point(place) {
@@ -346,6 +349,7 @@ function drawAll() {
 // ---- putting it together ----
 
 function draw() {
+  palette.clear();
   $("sentence").textContent = sentence();
   drawText();
   drawHeads();
