@@ -34,6 +34,7 @@ SMALL = {
     "hypermlp mixers": "--width 64 --length 64",
     "hypermlp explain": "--width 64 --length 64",
     "hypermlp budget": "--width 64 --length 64",
+    "hypermlp theory": "--only C.1",
     "hypermlp mad show": "--count 1",
     "hypermlp mad run": STUDY,
     "hypermlp report": "",
@@ -58,6 +59,7 @@ SUBSTITUTES = {
 ELSEWHERE = {  # too long for here: which file runs it
     "hypermlp demo": ".ci/run",
     "hypermlp table1": "tests/test_cli.py",
+    "hypermlp theory --page": "tests/report/test_theory_report.py",
     "pytest": ".ci/run",
     "ruff check": ".ci/run",
     "ruff format": ".ci/run",

@@ -1,5 +1,10 @@
 """How a head divides a plane of inputs by the slots it activates: exact boundaries, and a picture of them.
 
+    >>> field = lambda places: torch.stack([places[:, 0], 1 - places.square().sum(1)], dim=1)
+    >>> found = partition(field)  # a half-plane and a disc
+    >>> found.regions, round(found.bend, 2)
+    (4, 1.0)
+
 A field gives the scores h of all slots at points of the plane. A slot's boundary is the set where its score is zero; it is
 found on the edges of a grid, each crossing to machine precision, and joined cell by cell. The partition is the signs' pattern.
 
@@ -9,16 +14,21 @@ Letters: n points, t slots, d width of the layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
+from hypermlp import ops
+from hypermlp.mixers.base import gather_tokens
+from hypermlp.mixers.hyper import HyperGLU
+
 Field = Callable[[Tensor], Tensor]  # n 2 → n t
 
 STEPS = 48  # cells along a side of the grid
+FINE = 3  # times as many along a side of the shading
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,32 @@ def random_plane(d: int, generator: torch.Generator, radius: float = 2.0) -> Pla
     """A plane through a random point near zero, in random directions."""
     axes = torch.linalg.qr(torch.randn(d, 2, generator=generator, dtype=torch.float64)).Q.T
     return Plane(0.3 * torch.randn(d, generator=generator, dtype=torch.float64), axes, radius)
+
+
+def layer_field(layer: HyperGLU, context: Tensor, plane: Plane, head: int = 0) -> Field:
+    """Scores h of a head (HyperGLU: of its gate) for a newest token on a plane, behind a context (t d, in time order).
+
+    The token is the query and a slot of its own; slots are in lag order, so the first one is the token itself.
+    """
+    spec = replace(layer.spec, kind="relu", norm="none")
+
+    def field(places: Tensor) -> Tensor:
+        x = plane.points(places).to(context.dtype)
+        rows = torch.cat([context.expand(len(x), -1, -1), x[:, None]], dim=1)
+        made = layer.project(gather_tokens(rows, None, None), None, "dense")
+        mixing = made.routing
+        routing = None
+        if mixing is not None:
+            own = slice(head, head + 1)
+            diag = None if mixing.diag is None else mixing.diag[own]
+            routing = ops.Mixing(mixing.A[own], mixing.B[own], mixing.control[:, -1:, own], diag, mixing.shortcut)
+        q, k = made.q[:, -1:, head : head + 1], made.k[:, :, head : head + 1]
+        unit = torch.eye(k.shape[1], dtype=k.dtype)[None, :, None].expand(len(x), -1, -1, -1)
+        # Values that are unit vectors read out relu(h), and relu(h) − relu(−h) = h.
+        up, down = (ops.mix(sign * q, k, unit, routing, None, spec, impl="chunked") for sign in (1, -1))
+        return (up - down)[:, 0, 0].flip(-1)
+
+    return torch.no_grad()(field)
 
 
 def find_roots(field: Field, begin: Tensor, end: Tensor, slot: Tensor) -> Tensor:
@@ -75,8 +111,10 @@ class Partition:
     title: str
     radius: float
     pattern: Tensor  # steps+1 steps+1 t, bool: which slots are active at a point of the grid
+    shade: Tensor  # FINE·steps FINE·steps: how many slots are active in the middle of a small cell
     segments: tuple[Tensor, ...]  # per slot: n 2 2, ends of the pieces of its boundary
     slots: tuple[str, ...]
+    marks: tuple[tuple[float, float, str], ...] = ()  # places of the plane to point at, with their names
 
     @property
     def regions(self) -> int:
@@ -114,7 +152,13 @@ def grid(radius: float, steps: int) -> Tensor:
 
 
 def partition(
-    field: Field, *, radius: float = 2.0, steps: int = STEPS, title: str = "", slots: Sequence[str] = ()
+    field: Field,
+    *,
+    radius: float = 2.0,
+    steps: int = STEPS,
+    title: str = "",
+    slots: Sequence[str] = (),
+    marks: Sequence[tuple[float, float, str]] = (),
 ) -> Partition:
     """Signs on a grid, and for every slot its boundary, exact where it crosses the grid."""
     if steps < 2:
@@ -125,7 +169,11 @@ def partition(
     down = crossings(field, places[:-1], places[1:], pattern[:-1], pattern[1:])  # steps steps+1 t 2
     t = pattern.shape[-1]
     segments = tuple(join(across[:, :, i], down[:, :, i]) for i in range(t))
-    return Partition(title, radius, pattern, segments, tuple(slots) or tuple(f"slot {i + 1}" for i in range(t)))
+    names = tuple(slots) or tuple(f"slot {i + 1}" for i in range(t))
+    small = FINE * steps
+    middles = grid(radius * (1 - 1 / small), small - 1)
+    shade = (field(middles.flatten(0, 1)) > 0).sum(1).unflatten(0, (small, small))
+    return Partition(title, radius, pattern, shade, segments, names, tuple(marks))
 
 
 def crossings(field: Field, begin: Tensor, end: Tensor, sign: Tensor, other: Tensor) -> Tensor:
@@ -156,20 +204,22 @@ def draw(shown: Partition, size: int) -> str:
         moves = "".join(f"M{a:.1f} {b:.1f}L{c:.1f} {d:.1f}" for (a, c), (b, d) in zip(across, up, strict=True))
         if moves:
             parts.append(f'<path class="s{slot % 8}" d="{moves}"><title>{escape(shown.slots[slot])}</title></path>')
+    for a, b, name in shown.marks:
+        place = f'cx="{(a + shown.radius) * scale:.1f}" cy="{(shown.radius - b) * scale:.1f}"'
+        parts.append(f'<circle class="mark" {place} r="4"><title>{escape(name)}</title></circle>')
     return "".join([*parts, "</svg>"])
 
 
 def shades(shown: Partition, size: int) -> Iterator[str]:
-    """The cells of the grid, row by row, neighbours with equally many active slots in one rectangle."""
-    steps, most = shown.pattern.shape[0] - 1, max(1, shown.pattern.shape[-1])
-    cell = size / steps
-    for row, line in enumerate(shown.pattern[:-1, :-1].sum(-1).tolist()):
+    """The small cells, row by row, neighbours with equally many active slots in one rectangle."""
+    cell, most = size / len(shown.shade), max(1, shown.pattern.shape[-1])
+    for row, line in enumerate(shown.shade.tolist()):
         begin = 0
         for count, run in groupby(line):
             end = begin + len(list(run))
             if count:
-                place = f'x="{begin * cell:.1f}" y="{size - (row + 1) * cell:.1f}"'
-                extent = f'width="{(end - begin) * cell:.1f}" height="{cell:.2f}"'
+                place = f'x="{begin * cell:.2f}" y="{size - (row + 1) * cell:.2f}"'
+                extent = f'width="{(end - begin) * cell:.2f}" height="{cell:.2f}"'
                 yield f'<rect class="on" {place} {extent} opacity="{0.42 * count / most:.2f}"/>'
             begin = end
 

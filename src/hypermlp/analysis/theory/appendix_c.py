@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hypermlp import ops
 from hypermlp.analysis.theory.registry import Case, proof_only, relative, statement
-from hypermlp.analysis.theory.setting import atoms, heads, hidden, mixing_matrix, own_context
+from hypermlp.analysis.theory.setting import Query, atoms, heads, mixing_matrix, own_context
 from hypermlp.mixers.hyper import HyperGLU
 
 
@@ -168,18 +171,25 @@ def extended_pool(case: Case) -> float:
 )
 def growing_width(case: Case) -> float:
     T = case.integer(3, 10)
-    t = case.integer(1, T - 1)
     options: dict[str, object] = {"aligner_kind": "identity", "do_masking": False} if case.broken else {}
     layer, tokens = case.layer(block_size=T, **options), case.normal(T, 6)
-    tokens = tokens.requires_grad_()
-    out = layer(tokens[None], impl="dense")[0, t - 1]
-    (slope,) = torch.autograd.grad(out.sum(), tokens)
-    seen = int((slope.abs().sum(1) > 0).sum())  # tokens that reach the row
-    X = tokens.detach()[:t].flip(0)
-    head = heads(layer, X[0], X)[0]
-    width = hidden(layer, X[:1], X).shape[-1] if not case.broken else seen
-    different = len(torch.unique(atoms(head), dim=0))
-    return float(width != t) + float(seen > t) + float(different > t)
+    units = (all_rows(layer, tokens) != 0).sum(-1)[0]  # of the first head, per row
+    wrong = float((units != torch.arange(1, T + 1)).sum())
+    contexts = [tokens[: t + 1].flip(0) for t in range(T)]
+    different = [len(torch.unique(atoms(heads(layer, X[0], X)[0]), dim=0)) for X in contexts]
+    return wrong + float(sum(found > t + 1 for t, found in enumerate(different)))
+
+
+def all_rows(layer: HyperGLU, tokens: Tensor) -> Tensor:
+    """h (G T T, slots in time order) of a whole sequence, by the real operator; zero where a row has no slot."""
+    query, G, T = Query(layer, tokens), layer.config.routing_heads, len(tokens)
+    assert query.routing is not None
+    routing = query.routing._replace(control=query.routing.control.transpose(0, 1))
+    q, k = query.q.transpose(0, 1), layer.k(tokens)[None].unflatten(-1, (G, -1))
+    unit = torch.eye(T, dtype=tokens.dtype)[None, :, None].expand(1, T, G, T)
+    spec = replace(layer.spec, kind="relu", norm="none")
+    up, down = (ops.mix(sign * q, k, unit, routing, None, spec, impl="chunked") for sign in (1, -1))
+    return (up - down)[0].transpose(0, 1)
 
 
 @statement(
@@ -209,7 +219,7 @@ def infinite_atoms(case: Case) -> float:
 
 
 proof_only(
-    "C.9 (uncountable)",
+    "C.9 (ii)",
     "Proposition",
     "The reachable atoms are uncountable",
     says="Over a continuum of tokens the set of reachable atoms is uncountable, since it contains every (x, x).",

@@ -172,8 +172,7 @@ def arrangement_gap(found: Tensor, base: Tensor) -> float:
 @printed(
     "C.12",
     "“Any off-diagonal mixing … changing the hyperplane arrangement” is false: R1 = I − (e₁ − e₂)(e₁ − e₂)ᵀ, which "
-    "rank one reaches, swaps two slots, is off-diagonal and leaves the set of hyperplanes as it was. Almost any does. "
-    "H.7 says the same.",
+    "rank one reaches, swaps two slots, is off-diagonal and leaves the set of hyperplanes as it was. H.7 says the same.",
 )
 def swap(case: Case) -> float:
     layer, X = case.layer(n_head=1, op1_rank=2), case.normal(4, 6)

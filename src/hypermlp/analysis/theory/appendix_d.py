@@ -87,7 +87,7 @@ def bounded_dictionary(case: Case) -> float:
 
 
 proof_only(
-    "D.3 (measurable)",
+    "D.3 (ii)",
     "Lemma",
     "The dictionary is Borel measurable",
     says="Ψ is a measurable function of x and the atom, since L is and products are continuous.",
@@ -195,7 +195,7 @@ def variation(case: Case) -> float:
 
 
 proof_only(
-    "D.7 (complete)",
+    "D.7 (ii)",
     "Theorem",
     "The reachable functions are a Banach space",
     says="The space is complete, being the quotient of the Banach space of measures by the kernel of the readout.",

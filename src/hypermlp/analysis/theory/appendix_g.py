@@ -221,8 +221,8 @@ def convolution(case: Case) -> float:
 
 @printed(
     "G.3",
-    "“KV cache stores …” is exact only without convolutions: with the published kernel of 4 in front of k and v a step "
-    "also needs the last three inputs, 3 d numbers per sequence, whatever r_s.",
+    "“ExtraState = O(r_s)” leaves out the convolutions of the published layer: with their kernel of 4 a step also "
+    "needs the last three inputs, 3 d numbers per sequence, whatever r_s.",
 )
 def convolution_state(case: Case) -> float:
     plain, convolved = (case.layer(use_kv_conv=on, block_size=64) for on in (False, True))

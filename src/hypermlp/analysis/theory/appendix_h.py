@@ -66,9 +66,9 @@ def prompt(case: Case) -> float:
 
 @printed(
     "H.1",
-    "The printed prompt is D₂‖D₁ in lag order, so D₂ holds the newest rows and with them the query, which D₁ alone "
-    "does not have: the two outputs then belong to different queries. The sentence above puts D₂ after D₁, among the "
-    "older tokens.",
+    "The printed prompts are D₂‖D₁ and D₁ in lag order. As two inputs of an autoregressive layer they have different "
+    "newest rows, hence different queries, and the decomposition for one x is not the difference of their outputs. The "
+    "sentence above puts D₂ among the older tokens.",
 )
 def newest_document(case: Case) -> float:
     layer = case.layer(use_op1=False, use_op2=False)
@@ -251,8 +251,8 @@ def repeat_score(layer: HyperGLU, X: Tensor) -> Tensor:
 
 @printed(
     "H.8",
-    "“C¹ … so o is smooth on that component”: with C¹ maps o is C¹ and no more. With the control s = u|u| the output "
-    "has a jump in its second derivative inside a cell. C.13 states it correctly.",
+    "From C¹ maps it concludes “so o(·; X) is smooth on that component”; o is then C¹ and no more. With the control s "
+    "= u|u| it has a jump in its second derivative inside a cell. C.13 states it correctly.",
 )
 def only_once_differentiable(case: Case) -> float:
     X = case.normal(2, 6)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import logging
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -80,9 +82,9 @@ def truncation(case: Case) -> float:
 
 @printed(
     "2.3",
-    "Footnote 4 and section J.1 say that slicing parameters of a maximum length “realizes R_T = P R_t Pᵀ”. It realises "
-    "the converse, R_t = Pᵀ R_T P: a longer context does use its further lags, and since D = I + p starts at p = 0, "
-    "older tokens do change the output.",
+    "Footnote 4 and section J.1 say that slicing parameters of a maximum length is “realizing the canonical prefix "
+    "embedding” R_T = P R_t Pᵀ. It realises the converse, R_t = Pᵀ R_T P: a longer context does use its further lags, "
+    "and since D = I + p starts at p = 0, older tokens do change the output.",
 )
 def sliced(case: Case) -> float:
     layer, x, t, T = case.layer(), case.normal(6), 5, 12
@@ -170,17 +172,28 @@ def conditioning(case: Case, *, everything: bool) -> float:
 
 @printed(
     "2.6 (i)",
-    "“Shrinking QK restricts routing/conditioning” to d_qk variables holds for fixed weights (F.5) and not for "
-    "HyperMLP: its gates and controls see the query past W_q, so a step δ with δ W_q = 0 changes the update.",
+    "That shrinking QK “primarily restricts routing/conditioning”, to d_qk variables, holds for fixed weights (F.5) "
+    "and not for HyperMLP: its gates and controls see the query past W_q, so a step δ with δ W_q = 0 changes the "
+    "update.",
 )
 def seen_past_q(case: Case) -> float:
     return conditioning(case, everything=False)
 
 
+def peft_names() -> tuple[Any, Any]:
+    """LoraConfig and inject_adapter_in_model; what other packages log while they are imported is no concern of the reader's."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    finally:
+        logging.disable(before)
+    return LoraConfig, inject_adapter_in_model
+
+
 def adapted(case: Case, layer: HyperGLU, target: str, rank: int) -> HyperGLU:
     """The layer with a rank-r LoRA of PEFT on one of its projections, with random weights."""
-    from peft import LoraConfig, inject_adapter_in_model
-
+    LoraConfig, inject_adapter_in_model = peft_names()
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules=[target], init_lora_weights=False)
     made = inject_adapter_in_model(config, copy.deepcopy(layer))
     assert isinstance(made, HyperGLU)

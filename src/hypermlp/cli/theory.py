@@ -1,0 +1,38 @@
+"""The paper's statements, run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hypermlp.cli.app import app
+
+
+@app.command()
+def theory(
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="A statement (2.3), an appendix (C) or examples (example), also several with commas between them."),
+    ] = None,
+    page: Annotated[bool, typer.Option("--page", help="Also write a page with every sentence and the pictures.")] = False,
+    show: Annotated[
+        bool, typer.Option("--list", help="Only list the statements, as a Markdown table; nothing is run.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="The page to write; needs --page.")] = Path("theory.html"),
+) -> None:
+    """Check every numbered statement of the paper on random instances, and again with its assumption broken.
+
+    The table has the largest error over all instances and the smallest under the control, where the check must fail. With one
+    statement, or a few, the sentences are printed too.
+    """
+    from hypermlp.report.theory import markdown, select, show_theory
+
+    wanted = [part for text in only or [] for part in text.split(",")]
+    if show:
+        print(markdown(select(wanted)), end="")
+        return
+    if not show_theory(Console(), wanted, out if page else None):
+        raise typer.Exit(1)

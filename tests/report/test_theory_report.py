@@ -1,0 +1,132 @@
+"""The table and the page say what the checks found, failures included."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from hypermlp.analysis import gallery
+from hypermlp.analysis.theory import STATEMENTS, run, select
+from hypermlp.analysis.theory.registry import FAILS
+from hypermlp.cli import app
+from hypermlp.report import theory as report
+
+FEW = ["C.1", "C.9", "C.12", "example 1"]
+
+
+def printed(only: list[str], width: int = 80) -> tuple[bool, str]:
+    console = Console(file=io.StringIO(), width=width)
+    good = report.show_theory(console, only, None)
+    return good, console.file.getvalue()
+
+
+def test_table_fits_a_terminal_and_tells_every_verdict() -> None:
+    good, text = printed(FEW)
+    assert good
+    assert "…" not in text.split("worst error: ")[0], "nothing is cut off at 80 columns"
+    assert re.search(r"Lemma C.1 +10 +0 +\S+e-\d\d +✓ holds\b", text)
+    assert re.search(r"Corollary C.12 .*✓ holds, corrected", text)
+    assert re.search(r"Proposition C.9 \(ii\) +– proof only", text)
+    assert re.search(r"^Example 1 |\bExample 1 +5", text, re.M)
+    assert "4 of 4 statements hold and fail under their control; 1 proof only; 1 corrected." in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_few_statements_are_printed_in_full() -> None:
+    text = " ".join(printed(["C.12"])[1].split())
+    for part in (STATEMENTS["C.12"].says, STATEMENTS["C.12"].printed[0].says, "error of the printed statement: 1.0e+00"):
+        assert " ".join(part.split()) in text
+
+
+def test_a_failure_is_told_and_ends_the_command_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STATEMENTS, "C.1", replace(STATEMENTS["C.1"], check=lambda case: 0.5))
+    good, text = printed(["C.1"])
+    assert not good
+    assert re.search(r"Lemma C.1 .*✗ fails", text)
+    assert "0 of 1 statements hold and fail under their control; 1 fails" in text
+    done = CliRunner().invoke(app, ["theory", "--only", "C.1"])
+    assert done.exit_code == 1
+
+
+def test_the_command_takes_lists_and_refuses_unknown_numbers() -> None:
+    done = CliRunner().invoke(app, ["theory", "--only", "C.1,C.2", "--only", "G.1"])
+    assert done.exit_code == 0, done.output
+    assert "3 of 3" in done.output
+    assert isinstance(CliRunner().invoke(app, ["theory", "--only", "Q.9"]).exception, ValueError)
+
+
+def test_the_command_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "pictures", lambda: gallery.examples())  # the others are drawn in tests/analysis
+    out = tmp_path / "page.html"
+    done = CliRunner().invoke(app, f"theory --page --only C.1 --out {out}")
+    assert done.exit_code == 0, done.output
+    assert "Lemma C.1" in out.read_text()
+    assert "1 of 1 statements hold" in done.output
+
+
+class Reader(HTMLParser):
+    """Balanced tags, ids and links."""
+
+    VOID = ("meta", "link", "br", "hr", "img", "input")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if found.get("id"):
+            self.ids.append(str(found["id"]))
+        if tag == "a":
+            self.links.append(str(found["href"]))
+        assert "src" not in found, "the page loads nothing"
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_page_is_complete_in_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = [run(entry, 1) for entry in select(FEW)]
+    results.append(replace(results[0], statement=STATEMENTS["H.7"], verdict=FAILS, error=0.3, printed=(1.0,)))
+    page = report.write_page(results, gallery.examples(), tmp_path / "deep" / "theory.html").read_text()
+    reader = Reader()
+    reader.feed(page)
+    assert not reader.open
+    assert len(set(reader.ids)) == len(reader.ids)
+    inside = {link.removeprefix("#") for link in reader.links}
+    assert all(link.startswith("#") for link in reader.links)
+    assert inside - set(reader.ids) <= {"s-I-2", "s-example-2", "s-example-3"}, "links to statements that were not run"
+    for result in results:
+        assert result.statement.says in reader.text
+        assert all(item.says in reader.text for item in result.statement.printed)
+    assert page.count('<svg class="partition"') == 3
+    assert "✗ fails" in reader.text
+    assert "http" not in page
+    assert len(page) < 2_000_000
+
+
+def test_document_has_a_row_for_every_statement() -> None:
+    """The table of docs/theory.md is what the program lists."""
+    document = (Path(__file__).parents[2] / "docs" / "theory.md").read_text()
+    rows = [line for line in document.splitlines() if line.startswith("| ")]
+    done = CliRunner().invoke(app, ["theory", "--list"])
+    assert rows == done.output.splitlines()
+    assert len(rows) == len(STATEMENTS) + 2
