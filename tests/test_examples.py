@@ -1,0 +1,66 @@
+"""The examples run as they are, at a small size; the notebook is its script, and runs too."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SMALL = {
+    "own_gpt": ["--steps", "2"],
+    "train_save_generate": ["--steps", "2", "--mixer", "hyperglu,softmax", "--out", "model"],
+    "hugging_face_lora": ["--steps", "2"],
+    "own_mixer": ["--steps", "2"],
+    "streaming": [],
+}
+
+
+def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *SMALL[name]])
+    with torch.enable_grad():  # which an example may switch off
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    return capfd.readouterr().out
+
+
+def test_every_example_is_run_and_described() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SMALL, "make_notebook"}
+    for name in SMALL:
+        assert f"`{name}.py`" in (EXAMPLES / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["own_gpt", "train_save_generate", "own_mixer", "hugging_face_lora"])
+def test_an_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    shown = run(name, tmp_path, monkeypatch, capfd)
+    assert {"own_gpt": "step    2", "own_mixer": "S-pc", "train_save_generate": "def parse_"}.get(name, "it writes") in shown
+
+
+def check_differences(text: str) -> None:
+    found = [float(number) for number in re.findall(r"\d\.\de[-+]\d+", text)]
+    assert len(found) == 5
+    assert all(number < 1e-12 for number in found)
+
+
+def test_streaming_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    check_differences(run("streaming", tmp_path, monkeypatch, capfd))
+
+
+def printed(notebook: nbformat.NotebookNode) -> str:
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return "".join(output["text"] for output in outputs)
+
+
+def test_the_notebook_is_its_script_and_runs(tmp_path: Path) -> None:
+    made = tmp_path / "made.ipynb"
+    done = subprocess.run([sys.executable, EXAMPLES / "make_notebook.py", made], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    kept, new = (nbformat.read(path, as_version=4) for path in (EXAMPLES / "streaming.ipynb", made))
+    sources = [[(cell.cell_type, cell.source) for cell in notebook.cells] for notebook in (kept, new)]
+    assert sources[0] == sources[1], "run examples/make_notebook.py"
+    check_differences(printed(kept))
+    check_differences(printed(new))
