@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,9 +14,8 @@ from hypermlp import __version__, cli
 from hypermlp.cli import app, watch
 from hypermlp.cli.app import DEBUG
 from hypermlp.errors import RunError
-from hypermlp.experiments.demo import make_plan
-from hypermlp.experiments.mad import Plan
 from hypermlp.files import write_json
+from hypermlp.studies.demo import DemoStudy, demo_study
 
 
 def hypermlp(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -136,12 +136,12 @@ def test_bench_decode_measures_checks_and_records(tmp_path: Path) -> None:
 def test_demo_runs_its_plan_in_a_folder_of_its_own(
     arguments: tuple[str, ...], folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown: list[tuple[Path, Plan]] = []
+    shown: list[tuple[Path, DemoStudy]] = []
     monkeypatch.setattr(watch, "run_demo", lambda console, out, plan, **options: shown.append((out, plan)))
     done = CliRunner().invoke(app, ["demo", *arguments])
     assert done.exit_code == 0, done.output
-    assert shown == [(Path(folder), make_plan(quick="--quick" in arguments))]
-    assert make_plan() != make_plan(quick=True)
+    assert shown == [(Path(folder), demo_study(quick="--quick" in arguments))]
+    assert demo_study() != demo_study(quick=True)
 
 
 @pytest.mark.parametrize(
@@ -195,10 +195,11 @@ def test_table1_at_the_papers_scale_is_the_papers_protocol(tmp_path: Path, monke
     assert "needs --corpus" in done.stderr
     assert not (tmp_path / "out").exists()
 
-    asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr(watch, "run_mad", lambda *arguments, **options: asked.append(arguments))
+    asked: list[Any] = []
+    monkeypatch.setattr(watch, "run_study", lambda console, out, study, mixers, **options: asked.append(study))
     monkeypatch.setattr(watch, "show_verdicts", lambda console, folder: None)
     monkeypatch.setattr("hypermlp.report.page.write_report", lambda folder: folder)
-    done_here = CliRunner().invoke(app, ["table1", "--scale", "paper", "--half", "mad", "--out", str(tmp_path)])
+    options = ["--scale", "paper", "--half", "mad", "--device", "cpu", "--out", str(tmp_path)]
+    done_here = CliRunner().invoke(app, ["table1", *options])
     assert done_here.exit_code == 0, done_here.output
-    assert asked[0][4:6] == ("faithful", "full")
+    assert (asked[0].protocol, asked[0].scale) == ("faithful", "full")

@@ -18,6 +18,9 @@ GateAct = Literal["sigmoid", "none"]
 Impl = Literal["auto", "dense", "chunked", "native"]
 
 
+IGNORED = -100  # the target that losses and scores leave out, as torch's cross entropy does
+
+
 def choose_from(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise if `value` is not one of the `allowed` words."""
     if value not in allowed:

@@ -1,4 +1,4 @@
-"""Reading and writing files: whole or not at all, damaged lines passed over, nothing overwritten, checksums."""
+"""Files: written whole or not at all, read past damaged lines, never overwritten by accident, checked, locked."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
+
+from hypermlp.errors import RunError
 
 Record = dict[str, Any]
 
@@ -87,3 +91,25 @@ def file_sha256(path: Path) -> str:
         while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def delete(path: Path) -> None:
+    """Remove a folder with all that is in it, or a file; of a link, the link alone. What does not exist is no error."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def lock(folder: Path) -> TextIO:
+    """Keep other processes out of a folder until the file that is returned is closed, by this process or by its end."""
+    file = open(folder / "lock", "w")  # noqa: SIM115  (held by the caller)
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise RunError(f"{folder} is in use: another process works there") from None
+    return file

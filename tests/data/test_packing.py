@@ -14,8 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hypermlp.config import IGNORED
 from hypermlp.data.corpus import Corpus, Tokens, read_corpus
-from hypermlp.data.packing import IGNORED, Batch, Batches, best_fit, shuffled
+from hypermlp.data.packing import Batch, Batches, best_fit, shuffled
 from hypermlp.data.tokenizers import ByteTokenizer
 
 END = ByteTokenizer.end

@@ -20,8 +20,8 @@ from hypermlp.data.shards import prepare
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import ByteTokenizer, find_tokenizer
 from hypermlp.experiments.configs import CONFIGS, RunConfig, configure, count
+from hypermlp.experiments.cost import estimate_cost
 from hypermlp.experiments.generate import decode, open_model, write_text
-from hypermlp.experiments.plan import plan
 from hypermlp.experiments.train import start
 from hypermlp.mixers import MIXERS
 from hypermlp.report.page import write_report
@@ -265,7 +265,7 @@ from rich.console import Console
 from hypermlp.mixers import MIXERS
 from hypermlp.report.page import write_report
 from hypermlp.report.train import show_training
-from hypermlp.train.language import Training
+from hypermlp.train.training import Training
 update = Training.update
 Training.update = lambda *given: (time.sleep(0.05), update(*given))[1]
 show_training(Console(), "tiny", sys.argv[2:], out=Path(sys.argv[1]))
@@ -333,14 +333,14 @@ def test_the_plan_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_plan_of_a_large_model_measures_a_part_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hypermlp.experiments.plan.LARGEST_TRIAL", {"cpu": 1e7})
+    monkeypatch.setattr("hypermlp.experiments.cost.LARGEST_TRIAL", {"cpu": 1e7})
     changes = ["model.depth=6", "data.context=64", "model.width=32", "train.micro=8"]
     config = configure("tiny", changes)
-    whole, shared = plan(config), plan(config, processes=2)
+    whole, shared = estimate_cost(config), estimate_cost(config, processes=2)
     assert whole.measured.startswith("1 of 6 layers")
     assert "scaled up by operations" in whole.measured
     assert shared.memory["optimiser"] == whole.memory["optimiser"] / 2
-    checkpointed = plan(configure("tiny", [*changes, "train.checkpointing=true"]))
+    checkpointed = estimate_cost(configure("tiny", [*changes, "train.checkpointing=true"]))
     assert checkpointed.memory["activations"] < whole.memory["activations"]
 
 

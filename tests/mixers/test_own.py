@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from hypermlp.experiments import language, mad
 from hypermlp.mixers import MIXERS, build_mixer
 from hypermlp.mixers.own import adopt
 from hypermlp.models.lm import LanguageModel, ModelConfig
 from hypermlp.report.page import write_report
+from hypermlp.studies.executors import LocalPool
+from hypermlp.studies.language import LanguageStudy
+from hypermlp.studies.mad import TaskStudy
 
 SOURCE = """
 from __future__ import annotations
@@ -36,9 +38,10 @@ class Linear(Mixer):
 
 sized = Entry(lambda width, length, size: Linear(width, size or 4), "Linear", "nobody", 2026, "rank", 1)
 """
-PLAN = mad.Plan(
+PLAN = TaskStudy(
+    tasks=("memorization",),
     protocol="clean",
-    settings="baseline",
+    scale="baseline",
     width=16,
     depth=1,
     batch=8,
@@ -62,7 +65,7 @@ def source(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_study_trains_it_in_its_workers_and_the_page_shows_it(source: Path, tmp_path: Path) -> None:
     name = f"{source}:Linear"
-    records = mad.study(tmp_path / "out", [name, "S"], ["memorization"], PLAN, workers=2)
+    records = PLAN.run(tmp_path / "out", [name, "S"], executor=LocalPool(2))
     assert [record["error"] for record in records] == [None, None]
     mine, softmax = records
     assert mine["inner"] > softmax["inner"], "the smaller mixer gets the wider feed-forward"
@@ -73,21 +76,21 @@ def test_a_study_trains_it_in_its_workers_and_the_page_shows_it(source: Path, tm
 
 def test_an_entry_has_a_size_that_budgets_turn(source: Path, tmp_path: Path) -> None:
     name = f"{source}:sized"
-    plan = language.Plan(width=16, depth=1, length=16, batch=2, steps=1, lr=1e-3, evaluations=1, sample=1)
-    (record,) = language.study(tmp_path / "out", [name], plan, workers=1)
+    study = LanguageStudy(width=16, depth=1, length=16, batch=2, steps=1, lr=1e-3, evaluations=1, sample=1)
+    (record,) = study.run(tmp_path / "out", [name], executor=LocalPool(1))
     assert record["error"] is None
     assert record["size"] == 31, "2 · 16 · 31 + 31 + 16 is nearest to 4 · 16²"
 
 
 def test_another_source_is_another_mixer(source: Path, tmp_path: Path) -> None:
     name = f"{source}:Linear"
-    mad.study(tmp_path / "out", [name], ["memorization"], PLAN, workers=1)
+    PLAN.run(tmp_path / "out", [name], executor=LocalPool(1))
     changed = source.with_name("Changed.py")
     changed.write_text(SOURCE.replace("tokens.x)", "-tokens.x)"))
     plan = tmp_path / "out" / "plan.json"
     plan.write_text(plan.read_text().replace(str(source), str(changed)))
     with pytest.raises(ValueError, match=r"Changed\.py:Linear = .* choose another folder"):
-        mad.study(tmp_path / "out", [f"{changed}:Linear"], ["memorization"], PLAN, workers=1)
+        PLAN.run(tmp_path / "out", [f"{changed}:Linear"], executor=LocalPool(1))
 
 
 def test_what_a_file_names_is_not_imported(tmp_path: Path) -> None:
@@ -113,7 +116,7 @@ def test_what_a_file_names_is_not_imported(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_used_is_said_before_anything_starts(source: Path, tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        mad.study(tmp_path / "out", [name.format(source=source)], ["memorization"], PLAN)
+        PLAN.run(tmp_path / "out", [name.format(source=source)])
     assert not (tmp_path / "out").exists()
 
 

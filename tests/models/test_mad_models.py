@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hypermlp.data.mad import TASKS, Setting, settings
 from hypermlp.mixers import MIXERS, build_mixer
 from hypermlp.mixers.softmax import SoftmaxAttention
-from hypermlp.models.lm import count_parameters
-from hypermlp.models.mad import MadAutoEncoder, MadLanguageModel, build_model, positions, published_inner
+from hypermlp.models.lm import count_parameters, published_inner
+from hypermlp.models.mad import MadAutoEncoder, MadLanguageModel, build_model, positions
+from hypermlp.tasks import TASKS
+from hypermlp.tasks.mad_settings import Setting
 
 LANGUAGE = Setting(task="in-context-recall", vocab_size=11, seq_len=12)
 COMPRESSION = Setting(task="compression", vocab_size=11, seq_len=12)
@@ -20,7 +21,7 @@ def small(setting: Setting, name: str = "softmax", inner: int | None = None) -> 
 
 
 def baseline(task: str) -> nn.Module:
-    return build_model(settings(task, "baseline")[0], lambda: SoftmaxAttention(128, 16))
+    return build_model(TASKS[task].settings("baseline")[0], lambda: SoftmaxAttention(128, 16))
 
 
 @pytest.mark.parametrize("task, published", [("in-context-recall", 407_184), ("compression", 440_464)])
@@ -31,7 +32,7 @@ def test_published_parameter_counts(task: str, published: int) -> None:
 
 
 def test_only_compression_takes_the_auto_encoder() -> None:
-    kinds = {task: type(build_model(settings(task, "baseline")[0], lambda: SoftmaxAttention(128, 16))) for task in TASKS}
+    kinds = {task: type(build_model(TASKS[task].settings("baseline")[0], lambda: SoftmaxAttention(128, 16))) for task in TASKS}
     assert {task for task, kind in kinds.items() if kind is MadAutoEncoder} == {"compression"}
     assert {task for task, kind in kinds.items() if kind is MadLanguageModel} == set(TASKS) - {"compression"}
 

@@ -10,12 +10,12 @@ import pytest
 from made_up import language, mad, write
 
 from hypermlp.experiments import paper
-from hypermlp.experiments.mad import make_plan, plan_jobs, train
-from hypermlp.experiments.runs import Folder
 from hypermlp.report.charts import nice_ticks, number
 from hypermlp.report.claims import judge_claims
 from hypermlp.report.page import Section, write_report
 from hypermlp.report.study import read_studies
+from hypermlp.studies.folder import Folder
+from hypermlp.studies.mad import task_study, train
 
 VOID = {"meta", "line", "path", "polygon", "polyline", "circle"}  # without content, in HTML or as written in the SVG
 
@@ -183,9 +183,9 @@ def test_ticks() -> None:
 
 def test_real_records(tmp_path: Path) -> None:
     """What the program writes is what the report reads: two models, two seeds, a handful of steps."""
-    plan = make_plan("clean", "quick", steps=4, examples=32)
+    plan = task_study("clean", "quick", ["in-context-recall"], steps=4, examples=32)
     with Folder(tmp_path) as folder:
-        for job in plan_jobs(folder, ["S-pc", "hyperglu"], ["in-context-recall"], plan, seeds=2):
+        for job in plan.plan_jobs(folder, ["S-pc", "hyperglu"], seeds=2):
             folder.append({"key": job.key, **job.identity, "error": None, **train(job)})
     text = page_of(tmp_path)
     (study,) = read_studies(tmp_path)

@@ -25,8 +25,9 @@ from hypermlp.models.generate import generate
 from hypermlp.models.lm import LanguageModel, ModelConfig
 from hypermlp.train.checkpoint import Checkpoints
 from hypermlp.train.distributed import World, join
-from hypermlp.train.language import Pass, TrainConfig, Training, train
+from hypermlp.train.language import TrainConfig, new_training, train
 from hypermlp.train.metrics import Metrics
+from hypermlp.train.training import Pass, Training
 
 MODEL = ModelConfig(vocabulary=31, width=16, depth=2, length=12, mixer=("hyperglu", "softmax"))
 TRAIN = TrainConfig(steps=8, batch=8, micro=2, lr=3e-3, warmup=2, evaluate_every=4, save_every=2, sample=5)
@@ -65,7 +66,7 @@ def go_on(
 ) -> Training:
     """Train in a folder, from its last checkpoint if it has one, to the end or step `until`."""
     world = world or World()
-    training = Training(model(), how, world)
+    training = new_training(model(), how, world)
     checkpoints = Checkpoints(folder / "checkpoints", world, keep=how.keep, files={"config.json": described()})
     latest = checkpoints.latest()
     if latest is not None:
@@ -73,6 +74,7 @@ def go_on(
     metrics = Metrics(folder, training.step) if world.main else None
     steps = train(
         training,
+        how,
         lambda step: share(step, how, world),
         checkpoints,
         metrics,

@@ -16,14 +16,14 @@ from hypermlp.mixers import MIXERS
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import load_model, save_model, weights
 from hypermlp.train.distributed import World
-from hypermlp.train.language import Training
+from hypermlp.train.language import new_training
 from hypermlp.train.metrics import Metrics, read_metrics
 from hypermlp.train.optimisation import parameter_groups
 
 
 def trained(steps: int = 3, **changes: object) -> tuple[list[float], dict[str, Tensor]]:
     how = config(**changes)
-    training = Training(model(), how)
+    training = new_training(model(), how)
     losses = [training.update(share(step, how, World())).loss for step in range(steps)]
     return losses, weights(training.model)
 
@@ -44,7 +44,7 @@ def test_the_loss_is_the_mean_over_counted_targets() -> None:
 
 def test_packed_documents_are_kept_apart() -> None:
     inputs, targets = (part[:2] for part in rows(0))
-    training = Training(model(), TRAIN)
+    training = new_training(model(), TRAIN)
     expected = training.evaluate([(inputs, targets, None)])
     packed = (inputs.reshape(1, -1), targets.reshape(1, -1), torch.tensor([0, 12, 24], dtype=torch.int32))
     assert training.evaluate([packed]) == pytest.approx(expected, rel=1e-6)
@@ -59,10 +59,10 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32() -> None:
 
 def test_the_rate_warms_up_falls_as_a_cosine_and_stays_at_its_end() -> None:
     how = config(steps=100, warmup=10, decay=60, lr=1.0)
-    assert [how.rate(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
-    assert how.rate(35) == pytest.approx(0.55)
-    assert [how.rate(step) for step in (60, 99)] == pytest.approx([0.1, 0.1])
-    assert config(steps=60, warmup=10, lr=1.0).rate(35) == how.rate(35)
+    assert [how.recipe.schedule.rate(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
+    assert how.recipe.schedule.rate(35) == pytest.approx(0.55)
+    assert [how.recipe.schedule.rate(step) for step in (60, 99)] == pytest.approx([0.1, 0.1])
+    assert config(steps=60, warmup=10, lr=1.0).recipe.schedule.rate(35) == how.recipe.schedule.rate(35)
 
 
 @pytest.mark.parametrize("name", sorted(MIXERS))
@@ -85,7 +85,7 @@ def test_decay_pulls_towards_zero() -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_before_it_spoils_the_model() -> None:
-    training = Training(model(), TRAIN)
+    training = new_training(model(), TRAIN)
     with torch.no_grad():
         training.model.norm.weight.fill_(math.inf)
     before = {name: tensor.clone() for name, tensor in weights(training.model).items()}
@@ -101,7 +101,7 @@ def test_random_numbers_are_a_function_of_the_step() -> None:
 
     def two(disturb: bool) -> float:
         torch.manual_seed(0)
-        training = Training(Noisy(MODEL), TRAIN)
+        training = new_training(Noisy(MODEL), TRAIN)
         training.update(share(0, TRAIN, World()))
         if disturb:
             torch.rand(100)

@@ -13,7 +13,7 @@ from hypermlp import notice
 from hypermlp.models.saved import load_model, weights
 from hypermlp.train.checkpoint import COMPLETE, Checkpoints, complete, export, load_checkpoint, newest, step_of
 from hypermlp.train.distributed import World
-from hypermlp.train.language import Training
+from hypermlp.train.language import new_training
 from hypermlp.train.metrics import Metrics, read_metrics
 
 
@@ -119,7 +119,7 @@ def test_leftovers_of_a_kill_are_swept_away(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, wait: bool) -> None:
-    training = Training(model(), TRAIN)
+    training = new_training(model(), TRAIN)
     checkpoints = Checkpoints(tmp_path, World(), files={"config.json": described()})
     checkpoints.save(0, training.state())
     training.update(share(0, TRAIN, World()))
@@ -137,13 +137,13 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, wait: bool) ->
 
 
 def test_what_is_saved_while_training_goes_on_is_the_state_at_that_step(tmp_path: Path) -> None:
-    training = Training(model(), TRAIN)
+    training = new_training(model(), TRAIN)
     checkpoints = Checkpoints(tmp_path, World(), files={"config.json": described()})
     before = {name: tensor.clone() for name, tensor in training.state().items()}
     checkpoints.save(0, training.state(), wait=False)
     training.update(share(0, TRAIN, World()))
     checkpoints.finish()
-    again = Training(model(), TRAIN)
+    again = new_training(model(), TRAIN)
     checkpoints.load(tmp_path / "step-00000000", again.state())
     assert all(torch.equal(tensor, before[name]) for name, tensor in again.state().items())
 

@@ -17,8 +17,8 @@ from hypermlp.bench.layer import Shape
 from hypermlp.bench.timing import ratio, take_turns, threads
 from hypermlp.mixers import build_mixer
 from hypermlp.models.budget import MatchedModel, match_models
-from hypermlp.models.lm import LanguageModel, ModelConfig
-from hypermlp.models.mad import MadLanguageModel, published_inner
+from hypermlp.models.lm import LanguageModel, ModelConfig, published_inner
+from hypermlp.models.mad import MadLanguageModel
 
 
 class Kind(NamedTuple):

@@ -48,8 +48,8 @@ def bench_layer(
     """Whole layers, forward and training step: time, memory, operations. About half an hour for the default shapes."""
     from hypermlp.bench.contestants import CONTESTANTS
     from hypermlp.bench.layer import DEFAULT_SHAPES, MIXER_SHAPES, Shape
-    from hypermlp.experiments.table1 import contestants
     from hypermlp.report.bench import show_layer, show_mixers
+    from hypermlp.studies.table1 import contestants
 
     check_contestants(only, against)
     shapes = [Shape.parse(text) for text in shape or []]

@@ -118,8 +118,8 @@ def data_prepare(
     workers: Workers = None,
 ) -> None:
     """Tokenise a corpus into memory-mapped shards with checksums."""
-    from hypermlp.experiments.runs import cores
     from hypermlp.report.prepare import show
+    from hypermlp.studies.executors import cores
 
     show(
         Console(),

@@ -20,7 +20,11 @@ OwnMixers = Annotated[
     typer.Option("--own", help="A mixer of your own that the model is made of, FILE.py:CLASS; the file is executed."),
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Runs of each, with other weights and data.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes at work at once. Default: one a core.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Workers at once. Default: one per core, or per GPU.")]
+Device = Annotated[str, typer.Option(help="Of the workers: cpu, cuda, or auto, which takes GPUs where there are any.")]
+ExecutorName = Annotated[
+    str, typer.Option("--executor", help="local (this machine), or ray: a running Ray cluster, else one started here.")
+]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hypermlp.cli.app import app
-from hypermlp.cli.options import MixersOption, Retry, Seeds, Workers
+from hypermlp.cli.options import Device, ExecutorName, MixersOption, Retry, Seeds, Workers
 from hypermlp.report.terminal import new_console, say
 
 
@@ -17,6 +17,8 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: to see it work, in a minute.")] = False,
     seeds: Seeds = 1,
     workers: Workers = None,
+    device: Device = "auto",
+    executor: ExecutorName = "local",
     retry_failed: Retry = False,
     out: Annotated[
         Path | None,
@@ -25,10 +27,12 @@ def demo(
 ) -> None:
     """The paper's claims in minutes: train HyperGLU, HyperMLP and rivals on two MAD tasks, and see which claims hold."""
     from hypermlp.cli import watch
-    from hypermlp.experiments.demo import make_plan
+    from hypermlp.studies.demo import demo_study
+    from hypermlp.studies.executors import find_executor
 
-    folder = out or Path("runs/demo-quick" if quick else "runs/demo")
-    watch.run_demo(new_console(), folder, make_plan(quick=quick), seeds=seeds, workers=workers, retry_failed=retry_failed)
+    folder, workforce = out or Path("runs/demo-quick" if quick else "runs/demo"), find_executor(executor, workers, device)
+    study = demo_study(quick=quick)
+    watch.run_demo(new_console(), folder, study, seeds=seeds, executor=workforce, retry_failed=retry_failed)
 
 
 mad = typer.Typer(help="The MAD benchmark: six small tasks that tell architectures apart.", no_args_is_help=True)
@@ -43,8 +47,8 @@ def mad_show(
 ) -> None:
     """Examples of a task, coloured by what the tokens are, with the answers that are scored."""
     from hypermlp.config import choose_from
-    from hypermlp.data.mad import TASKS
     from hypermlp.report.examples import show
+    from hypermlp.tasks import TASKS
 
     choose_from("task", task, ("all", *TASKS))
     for name in TASKS if task == "all" else (task,):
@@ -63,6 +67,8 @@ def mad_run(
     ] = "quick",
     seeds: Seeds = 1,
     workers: Workers = None,
+    device: Device = "auto",
+    executor: ExecutorName = "local",
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the scale's.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Instead of the scale's, for every task.")] = None,
     examples: Annotated[int | None, typer.Option(min=1, help="To train on, at most.")] = None,
@@ -76,20 +82,16 @@ def mad_run(
 ) -> None:
     """Train models on MAD, all cores at work, and score them. Stop and start it as you like."""
     from hypermlp.cli import watch
-    from hypermlp.data.mad import TASKS
-    from hypermlp.experiments.table1 import contestants
+    from hypermlp.studies.executors import find_executor
+    from hypermlp.studies.mad import task_study
+    from hypermlp.studies.table1 import contestants
+    from hypermlp.tasks import TASKS
 
     console = new_console()
-    watch.run_mad(
-        console,
-        out,
-        contestants(mixers),
-        list(TASKS) if tasks == "all" else tasks.split(","),
+    study = task_study(
         protocol,
         scale,
-        seeds,
-        workers,
-        retry_failed=retry_failed,
+        list(TASKS) if tasks == "all" else tasks.split(","),
         epochs=epochs,
         steps=steps,
         examples=examples,
@@ -97,6 +99,8 @@ def mad_run(
         width=width,
         lr=lr,
     )
+    workforce = find_executor(executor, workers, device)
+    watch.run_study(console, out, study, contestants(mixers), seeds=seeds, executor=workforce, retry_failed=retry_failed)
     say(console, f"A page with all of it: hypermlp report {out}")
 
 
@@ -104,11 +108,13 @@ def mad_run(
 def table1(
     mixers: MixersOption = "core",
     scale: Annotated[
-        str, typer.Option(help="paper (faithful protocol, 66 settings; needs --corpus), laptop, or quick: to see it work.")
+        str, typer.Option(help="paper (faithful protocol, 66 settings, GPUs, --corpus), laptop, or quick: to see it work.")
     ] = "laptop",
     half: Annotated[str, typer.Option(help="mad, language, or both.")] = "both",
     seeds: Seeds = 2,
     workers: Workers = None,
+    device: Device = "auto",
+    executor: ExecutorName = "local",
     corpus: Annotated[
         str | None, typer.Option(help="A prepared corpus for the language half. Default: Python's own source.")
     ] = None,
@@ -119,24 +125,15 @@ def table1(
 ) -> None:
     """The paper's Table 1: MAD and language models for labels and rivals, and the page that compares them with the paper."""
     from hypermlp.cli import watch
-    from hypermlp.config import choose_from
-    from hypermlp.data.mad import TASKS
-    from hypermlp.experiments.table1 import contestants
     from hypermlp.report.page import write_report
+    from hypermlp.studies.executors import find_executor
+    from hypermlp.studies.table1 import contestants, table1_studies
 
-    choose_from("half", half, ("both", "mad", "language"))
-    choose_from("scale", scale, ("paper", "laptop", "quick"))
-    if scale == "paper" and half != "mad" and corpus is None:
-        raise ValueError(
-            "the language half at the paper's scale needs --corpus: OpenWebText2, made ready with hypermlp data prepare; "
-            "--half mad does without"
-        )
-    protocol, mad_scale = ("faithful", "full") if scale == "paper" else ("clean", scale)
     console, names = new_console(), contestants(mixers)
-    if half != "language":
-        watch.run_mad(console, out / "mad", names, list(TASKS), protocol, mad_scale, seeds, workers, retry_failed=retry_failed)
-    if half != "mad":
-        watch.run_language(console, out / "language", names, scale, seeds, workers, retry_failed=retry_failed, corpus=corpus)
+    studies = table1_studies(scale, half, corpus=corpus, device=device)
+    workforce = find_executor(executor, workers, device)
+    for folder, study in studies.items():
+        watch.run_study(console, out / folder, study, names, seeds=seeds, executor=workforce, retry_failed=retry_failed)
     watch.show_verdicts(console, out)
     say(console, f"Report: {write_report(out)}")
 

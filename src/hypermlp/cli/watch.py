@@ -9,70 +9,53 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
 from hypermlp import ops
-from hypermlp.experiments import demo, language, mad
-from hypermlp.experiments.mad import Plan
-from hypermlp.experiments.runs import Record, read_lines
+from hypermlp.files import Record
 from hypermlp.report.claims import judge_claims
 from hypermlp.report.page import write_report
 from hypermlp.report.progress import Scores, Screen, accuracies, describe, losses
 from hypermlp.report.study import read_studies
 from hypermlp.report.terminal import say
+from hypermlp.studies.demo import MIXERS, DemoStudy
+from hypermlp.studies.executors import Executor
+from hypermlp.studies.folder import read_lines
+from hypermlp.studies.mad import TaskStudy
+from hypermlp.studies.study import Study
 
 
-def run_mad(
+def run_study(
     console: Console,
     out: Path,
+    study: Study,
     mixers: Sequence[str],
-    tasks: Sequence[str],
-    protocol: str,
-    scale: str,
-    seeds: int,
-    workers: int | None,
     *,
+    seeds: int = 1,
+    executor: Executor | None = None,
     retry_failed: bool = False,
-    **overrides: Any,
 ) -> list[Record]:
-    """Run the study in `out`, or what is missing of it. overrides: of the scale's numbers (experiments/mad.py: make_plan)."""
-    plan = mad.make_plan(protocol, scale, **overrides)
-    mad.check(mixers, tasks, seeds)
-    study = partial(mad.study, out, mixers, tasks, plan, seeds=seeds, workers=workers, retry_failed=retry_failed)
-    settings = {setting.key: task for task in tasks for setting in plan.settings_of(task)}
-    return watch(console, out, study, lambda records, width: accuracies(records, mixers, settings, protocol, width))
+    """Run a study in `out`, or what is missing of it."""
+    study.check(mixers, seeds)
+    run = partial(study.run, out, mixers, seeds=seeds, executor=executor, retry_failed=retry_failed)
+    return watch(console, out, run, partial(scores_so_far, study, mixers))
 
 
-def run_language(
-    console: Console,
-    out: Path,
-    mixers: Sequence[str],
-    scale: str,
-    seeds: int,
-    workers: int | None,
-    *,
-    retry_failed: bool = False,
-    **overrides: Any,
-) -> list[Record]:
-    """The same for the language half of Table 1 (experiments/language.py)."""
-    plan = language.make_plan(scale, **overrides)
-    language.check(mixers, seeds, plan)
-    study = partial(language.study, out, mixers, plan, seeds=seeds, workers=workers, retry_failed=retry_failed)
-    return watch(console, out, study, lambda records, width: losses(records, mixers, width))
+def scores_so_far(study: Study, mixers: Sequence[str], records: Sequence[Record], width: int) -> Group:
+    if not isinstance(study, TaskStudy):
+        return losses(records, mixers, width)
+    settings = {key: setting.task for key, setting in study.settings().items()}
+    return accuracies(records, mixers, settings, study.protocol, width)
 
 
-def run_demo(
-    console: Console, out: Path, plan: Plan, *, seeds: int = 1, workers: int | None = None, retry_failed: bool = False
-) -> list[Record]:
-    """Run the demo in `out`, or what is missing of it; then say which claims it supports, and leave report.html."""
+def run_demo(console: Console, out: Path, study: DemoStudy, **options: Any) -> list[Record]:
+    """Run the demo in `out`, or what is missing of it; then say which claims it supports, and leave report.html.
+
+    options: those of run_study.
+    """
     before = {record["key"] for record in read_lines(out / "runs.jsonl")[0]}
-    names, tasks = demo.MIXERS, demo.TASKS
-    study = partial(
-        mad.study, out, names, tasks, plan, seeds=seeds, work=demo.train, workers=workers, retry_failed=retry_failed
-    )
-    settings = {setting.key: task for task in tasks for setting in plan.settings_of(task)}
-    records = watch(console, out, study, lambda found, width: accuracies(found, names, settings, plan.protocol, width))
+    records = run_study(console, out, study, MIXERS, **options)
     if {record["key"] for record in records} <= before:
         say(console, f"All runs were finished before and are in {out}; with another --out they are trained anew.")
     show_verdicts(console, out)

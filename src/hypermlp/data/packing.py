@@ -27,10 +27,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hypermlp.config import divisible
+from hypermlp.config import IGNORED, divisible
 from hypermlp.data.corpus import Corpus, SplitName
 
-IGNORED = -100  # the target that torch's cross entropy leaves out
 Ints = NDArray[np.int64]
 
 

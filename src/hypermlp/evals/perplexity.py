@@ -24,9 +24,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hypermlp.config import IGNORED
 from hypermlp.models.lm import LanguageModel
-
-IGNORED = -100  # the target that does not count
 
 
 class Stream(Protocol):

@@ -26,16 +26,17 @@ from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import find_tokenizer
 from hypermlp.experiments.configs import DataConfig, RunConfig, count
 from hypermlp.experiments.generate import write_text
-from hypermlp.experiments.runs import lock, stop_signals
-from hypermlp.files import read_json, write_json
+from hypermlp.files import lock, read_json, write_json
+from hypermlp.interrupts import stop_signals
 from hypermlp.mixers import own
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import CONFIG, MODEL_TYPE, TOKENIZER
 from hypermlp.provenance import provenance
 from hypermlp.train.checkpoint import Checkpoints, export, newest
 from hypermlp.train.distributed import World
-from hypermlp.train.language import Pass, Step, Training, train
+from hypermlp.train.language import new_training, train
 from hypermlp.train.metrics import Metrics
+from hypermlp.train.training import Pass, Step, Training
 
 RUN, CHECKPOINTS, MODEL, CORPUS = "run.json", "checkpoints", "model", "corpus"
 IN_MEMORY = 2**26  # bytes of text up to which a corpus is tokenised anew at every start
@@ -73,6 +74,7 @@ class Run:
             with stop_signals("stopping, saving a checkpoint …" if self.world.main else None) as signals:
                 yield from train(
                     self.training,
+                    self.config.train,
                     self.batch,
                     self.checkpoints,
                     metrics,
@@ -118,7 +120,7 @@ def start(config: RunConfig, out: Path, world: World | None = None, *, resume: b
         world.share(None)
         torch.manual_seed(config.train.seed)
         model = LanguageModel(config.model)
-        training = Training(model, config.train, world)
+        training = new_training(model, config.train, world)
         files = {
             CONFIG: json.dumps({"model_type": MODEL_TYPE, **config.model.to_dict()}, indent=2),
             TOKENIZER: json.dumps(corpus.tokenizer.to_dict()),

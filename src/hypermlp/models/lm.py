@@ -16,12 +16,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hypermlp.cache import Cache
-from hypermlp.config import choose_from
+from hypermlp.config import IGNORED, choose_from
 from hypermlp.mixers import build_mixer
 from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
 
 INIT_STD = 0.02
 Style = Literal["llama", "gpt2"]
+
+
+def published_inner(width: int, style: Style = "llama") -> int:
+    """Of the feed-forward: 8/3 of the width, rounded up to a multiple of 16 (352 at width 128), or 4 times the width."""
+    return 4 * width if style == "gpt2" else -(-(8 * width // 3) // 16) * 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +56,7 @@ class ModelConfig:
         if not self.mixers:
             raise ValueError("mixer must be a name or label, or several of them")
         if self.inner is None:
-            inner = 4 * self.width if self.style == "gpt2" else -(-8 * self.width // 3 // 16) * 16
-            object.__setattr__(self, "inner", inner)
+            object.__setattr__(self, "inner", published_inner(self.width, self.style))
         if not isinstance(self.mixer, str):
             object.__setattr__(self, "mixer", tuple(self.mixer))
 
@@ -290,6 +294,11 @@ class ModelCache:
             start = f"{i}."
             layer.load_state_dict({name.removeprefix(start): t for name, t in state.items() if name.startswith(start)})
         self.layers = loaded
+
+
+def token_loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross entropy (nats) of logits (B T vocabulary) at targets of the same places (B T); IGNORED does not count."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
 def count_parameters(module: nn.Module) -> int:

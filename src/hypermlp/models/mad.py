@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.mixers.base import Mixer
-from hypermlp.models.lm import INIT_STD, Block
+from hypermlp.models.lm import INIT_STD, Block, published_inner
 
 EPS = 1e-5  # of every norm
 
 
 class Setting(Protocol):
-    """What a model has to know of its task (hypermlp.data.mad.Setting)."""
+    """What a model has to know of its task (hypermlp.tasks)."""
 
     @property
     def task(self) -> str: ...
@@ -87,11 +87,6 @@ def positions(length: int, width: int, device: torch.device | str = "cpu") -> Te
     frequency = 10000.0 ** -torch.linspace(0, 1, width // 2, device=device)
     angle = torch.arange(length, device=device)[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=-1)
-
-
-def published_inner(width: int) -> int:
-    """8/3 of the width, rounded up to a multiple of 16: 352 at width 128."""
-    return -(-(8 * width // 3) // 16) * 16
 
 
 def build_model(

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import torch
 
-from hypermlp.experiments.runs import Record
+from hypermlp.files import Record
 from hypermlp.mixers import build_mixer
 from hypermlp.models.lm import count_parameters
 from hypermlp.report.estimates import NONE

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from hypermlp.experiments import paper
-from hypermlp.experiments.mad import common_mean
 from hypermlp.report.estimates import NONE, Estimate, estimate, interval, seeds_text, signed
 from hypermlp.report.study import AVERAGE, CEILING, FLOOR, FULL, LOSS, NATS, POINTS, REFERENCES, Study
 from hypermlp.report.table1 import TITLES, published
+from hypermlp.studies.scores import common_mean
 
 CONFIRMED, REFUTED, UNKNOWN = "confirmed", "not confirmed", "not enough runs"
 NOT_BEHIND = "not behind"  # a comparison that shows no loss: it does not fail a claim, and confirms none

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hypermlp.experiments.runs import Record
+from hypermlp.files import Record
 from hypermlp.report.charts import COLOURS, Chart, Line, category_axis, numeric_axis
 from hypermlp.report.estimates import ENOUGH, Estimate, estimate, seeds_text
 from hypermlp.report.markup import paragraph

@@ -8,8 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from hypermlp.config import choose_from
-from hypermlp.data.mad import IGNORED, TASKS, Setting, generate, vocabulary
+from hypermlp.config import IGNORED, choose_from
+from hypermlp.tasks import TASKS
+from hypermlp.tasks.mad import generate
+from hypermlp.tasks.mad_settings import Setting, vocabulary
 
 COLOURS = {
     "key": "cyan",

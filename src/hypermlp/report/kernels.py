@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from hypermlp.experiments.demo import SHOWN
 from hypermlp.report.charts import Axis, Chart, Line, numeric_axis
 from hypermlp.report.estimates import Estimate
 from hypermlp.report.markup import paragraph
 from hypermlp.report.study import Study
 from hypermlp.report.table1 import TITLES
+from hypermlp.studies.demo import SHOWN
 
 
 def lag_kernels(study: Study) -> str:

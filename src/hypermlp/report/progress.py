@@ -10,11 +10,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from hypermlp.experiments.mad import common_mean, task_scores
-from hypermlp.experiments.runs import Progress, Record, Running
+from hypermlp.files import Record
 from hypermlp.report.study import title_of
 from hypermlp.report.table1 import TITLES
 from hypermlp.report.terminal import Column, say, tabulate
+from hypermlp.studies.engine import Progress, Running
+from hypermlp.studies.scores import common_mean, task_scores
 
 STOPPING = "stopping, saving …"
 Scores = Callable[[Sequence[Record], int], Group]  # the table of finished runs, for a width

@@ -1,6 +1,6 @@
 """What a results folder holds: runs read from disk, their scores by seed, means with confidence intervals.
 
-A folder of runs has plan.json ({"plan": …, "starts": [provenance, …]}) and runs.jsonl, one record a line (experiments/runs.py):
+A folder of runs has plan.json ({"plan": …, "starts": [provenance, …]}) and runs.jsonl, one record a line (studies/folder.py):
 
     MAD       mixer, task, setting, seed, lr, weight_decay, protocol, metrics, curve, parameters, inner, size, seconds, error
     language  kind "language", mixer, seed, parameters, inner, curve [{step, train_loss, loss}, …], final {loss}, seconds, error
@@ -25,16 +25,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from hypermlp.data.mad_settings import TASKS, Setting, chance
 from hypermlp.experiments.configs import count
-from hypermlp.experiments.language import LAST
-from hypermlp.experiments.mad import common_mean, setting_score, task_scores
-from hypermlp.experiments.runs import Record, read_lines
 from hypermlp.experiments.train import RUN
+from hypermlp.files import Record
 from hypermlp.mixers import MIXERS
 from hypermlp.mixers.labels import ALIASES, TABLE1
 from hypermlp.models.lm import ModelConfig
 from hypermlp.report.estimates import Estimate, estimate
+from hypermlp.studies.folder import read_lines
+from hypermlp.studies.language import LAST
+from hypermlp.studies.scores import common_mean, setting_score, task_scores
+from hypermlp.tasks import TASKS
+from hypermlp.tasks.mad_settings import Setting, chance
 from hypermlp.train.metrics import LINES, read_metrics
 
 AVERAGE, LOSS = "average", "loss"  # measures beside the tasks: mean over the tasks, and the language model's loss

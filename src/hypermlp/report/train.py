@@ -18,22 +18,22 @@ from rich.text import Text
 
 from hypermlp import ops
 from hypermlp.experiments.configs import RunConfig, configure
+from hypermlp.experiments.cost import Cost, estimate_cost
 from hypermlp.experiments.generate import open_model, write_text
-from hypermlp.experiments.plan import Plan, plan
 from hypermlp.experiments.train import MODEL, Run, start
 from hypermlp.report.style import new_figure, save
 from hypermlp.train.distributed import World, join
-from hypermlp.train.language import Step
 from hypermlp.train.metrics import LINES, read_metrics
+from hypermlp.train.training import Step
 
 PICTURE = "loss.png"
 
 
-def show_plan(console: Console, name: str, overrides: Iterable[str] = (), *, processes: int = 1) -> Plan:
+def show_plan(console: Console, name: str, overrides: Iterable[str] = (), *, processes: int = 1) -> Cost:
     """What the run would take; nothing is written."""
     config = configure(name, overrides)
     with console.status("measuring a step"):
-        found = plan(config, processes)
+        found = estimate_cost(config, processes)
     console.print(plan_table(config, found))
     return found
 
@@ -157,7 +157,7 @@ def curves(runs: dict[str, list[dict[str, Any]]]) -> Figure:
     return figure
 
 
-def plan_table(config: RunConfig, found: Plan) -> Group:
+def plan_table(config: RunConfig, found: Cost) -> Group:
     table = Table(title="what the run takes", box=box.SIMPLE_HEAD, show_header=False)
     table.add_column()
     table.add_column(justify="right")

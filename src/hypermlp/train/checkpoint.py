@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from hypermlp import notice
-from hypermlp.files import file_sha256
+from hypermlp.files import delete, file_sha256
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import TOKENIZER, read_config, save_model, weights
 from hypermlp.train.distributed import World
@@ -51,14 +51,18 @@ class Checkpoints:
             for leftover in [*folder.glob(TEMPORARY + "step-*"), *folder.glob(OLD + "step-*")]:
                 delete(leftover)
 
-    def save(self, step: int, state: dict[str, Tensor], *, wait: bool = True) -> None:
-        """Write `state`; without `wait` a copy of it, while training goes on. One is written at a time."""
+    def save(self, step: int, state: dict[str, Tensor], *, wait: bool = True, files: dict[str, str] | None = None) -> None:
+        """Write `state`; without `wait` a copy of it, while training continues. One is written at a time.
+
+        files: name → content, to lie in this checkpoint beside those of all.
+        """
         self.finish()
+        files = {**self.files, **(files or {})}
         if wait:
-            self._write(step, state)
+            self._write(step, state, files)
         else:
             copy = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
-            self.pending = self.thread.submit(self._write, step, copy)
+            self.pending = self.thread.submit(self._write, step, copy, files)
 
     def finish(self) -> None:
         """Wait for what is still being written; its failure shows here."""
@@ -76,12 +80,12 @@ class Checkpoints:
             state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(path)), process_group=self.world.saving)
         return step_of(path)
 
-    def _write(self, step: int, state: dict[str, Tensor]) -> None:
+    def _write(self, step: int, state: dict[str, Tensor], files: dict[str, str]) -> None:
         final = self.folder / name_of(step)
         temporary = final.with_name(TEMPORARY + final.name)
         try:
             with single_process_is_meant():
-                writer = Writer(temporary, step, self.files)
+                writer = Writer(temporary, step, files)
                 state_dict_saver.save(state, storage_writer=writer, process_group=self.world.saving)
             if self.world.main:
                 until_now = [path for path in complete(self.folder) if step_of(path) <= step]
@@ -210,14 +214,6 @@ def remove(path: Path) -> None:
     old = path.with_name(OLD + path.name)
     os.rename(path, old)
     delete(old)
-
-
-def delete(path: Path) -> None:
-    """A folder with all that is in it; of a link, the link alone."""
-    if path.is_symlink() or not path.is_dir():
-        path.unlink()
-    else:
-        shutil.rmtree(path)
 
 
 @contextmanager

@@ -91,11 +91,9 @@ def spread(model: LanguageModel, parallel: Parallel, half: bool, world: World) -
     return model
 
 
-def plain(model: nn.Module) -> LanguageModel:
+def unwrapped(model: nn.Module) -> nn.Module:
     """The model without what ddp puts around it."""
-    found = model.module if isinstance(model, DistributedDataParallel) else model
-    assert isinstance(found, LanguageModel)
-    return found
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def settle(model: nn.Module) -> None:

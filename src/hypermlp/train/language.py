@@ -1,36 +1,20 @@
-"""Training of a language model, in one process or many, that can stop after any step and go on later.
-
-Learning rate, data and random numbers are functions of the step, so model and optimiser are all there is to save. The loss of
-an update is the mean over the counted targets of its whole batch, however that is divided into passes and processes.
-"""
+"""Training of a language model, in one process or many: its configuration, and the loop with checkpoints and metrics."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from typing import get_args
 
 from hypermlp.config import choose_from, divisible
-from hypermlp.errors import RunError
 from hypermlp.models.lm import LanguageModel
-from hypermlp.models.saved import weights
 from hypermlp.train.checkpoint import Checkpoints
-from hypermlp.train.distributed import Parallel, World, plain, quiet, settle, spread
+from hypermlp.train.distributed import Parallel, World, spread, unwrapped
 from hypermlp.train.metrics import Metrics
-from hypermlp.train.optimisation import Schedule, parameter_groups
-
-Precision = Literal["float32", "bfloat16"]
-Pass = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets (B T; −100 does not count), and cu_seqlens of packed documents
-MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of every parameter
+from hypermlp.train.optimisation import Schedule
+from hypermlp.train.training import Pass, Precision, Recipe, Step, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +61,16 @@ class TrainConfig:
         choose_from("train.parallel", self.parallel, get_args(Parallel))
         divisible("train.batch", self.batch, self.micro, f"train.micro ({self.micro})")
 
-    def rate(self, step: int) -> float:
-        """The learning rate of the update that follows `step` others."""
-        return Schedule(steps=self.steps, lr=self.lr, warmup=self.warmup, decay=self.decay, final=self.final).rate(step)
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(
+            schedule=Schedule(steps=self.steps, lr=self.lr, warmup=self.warmup, decay=self.decay, final=self.final),
+            weight_decay=self.weight_decay,
+            betas=self.betas,
+            clip=self.clip,
+            precision=self.precision,
+            seed=self.seed,
+        )
 
     def passes(self, world: int) -> int:
         """How many times each process runs the model for an update."""
@@ -87,108 +78,22 @@ class TrainConfig:
         return self.batch // (self.micro * world)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """An update, and the evaluation after it where there was one."""
-
-    step: int  # updates so far
-    tokens: int  # seen so far
-    loss: float  # before the update
-    lr: float
-    grad_norm: float  # before clipping
-    tokens_per_second: float
-    validation: float | None = None  # loss
-    sample: str | None = None
-
-    def record(self) -> dict[str, Any]:
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+def new_training(model: LanguageModel, config: TrainConfig, world: World | None = None) -> Training:
+    """The model spread over the processes of `world`, ready for its first update."""
+    world = world or World()
+    model.checkpointing = config.checkpointing
+    return Training(spread(model, config.parallel, config.precision == "bfloat16", world), config.recipe, world)
 
 
-class Training:
-    """A model, its optimiser, and how many updates they have had."""
-
-    def __init__(self, model: LanguageModel, config: TrainConfig, world: World | None = None) -> None:
-        self.config, self.world, self.step = config, world or World(), 0
-        half = config.precision == "bfloat16"
-        model.checkpointing = config.checkpointing
-        self.model = spread(model, config.parallel, half, self.world)
-        self.autocast = half and not (self.world.size > 1 and config.parallel == "fsdp")
-        self.optimiser = torch.optim.AdamW(parameter_groups(self.model, config.weight_decay), lr=config.lr, betas=config.betas)
-        for p in self.model.parameters():  # as its first step would do, so that there is always the same to save
-            self.optimiser.state[p] = {"step": torch.tensor(0.0), **{name: torch.zeros_like(p) for name in MOMENTS}}
-
-    def update(self, passes: Sequence[Pass]) -> Step:
-        """One update from this process's share of the batch."""
-        begin = time.perf_counter()
-        torch.manual_seed(((self.config.seed * 1_000_003 + self.step) * 65_537 + self.world.rank) % 2**63)
-        counted, seen = self.world.sum(*count(passes))
-        parts = []
-        for i, one in enumerate(passes):
-            with quiet(self.model) if i + 1 < len(passes) else nullcontext():
-                part = self.total_loss(one) / max(counted, 1)
-                (part * self.world.size).backward()  # gradients are averaged over processes, and should be summed
-            parts.append(part.detach())
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        (loss,) = self.world.sum(float(torch.stack(parts).sum()))
-        if not math.isfinite(loss) or not norm.isfinite():
-            raise RunError(
-                f"the loss ({loss}) or the gradient (norm {float(norm)}) of step {self.step + 1} is not finite; "
-                "start anew with a lower train.lr or a longer train.warmup"
-            )
-        rate = self.config.rate(self.step)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        self.step += 1
-        return Step(
-            step=self.step,
-            tokens=self.step * int(seen),
-            loss=loss,
-            lr=rate,
-            grad_norm=float(norm),
-            tokens_per_second=seen / (time.perf_counter() - begin),
-        )
-
-    def total_loss(self, one: Pass) -> Tensor:
-        """Summed over the counted targets."""
-        inputs, targets, bounds = one
-        device = self.world.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
-            logits = self.model(inputs.to(device), cu_seqlens=None if bounds is None else bounds.to(device))
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.to(device).flatten(), reduction="sum")
-
-    @torch.no_grad()
-    def evaluate(self, passes: Sequence[Pass]) -> float:
-        """Mean loss over the counted targets of all processes."""
-        total = sum(float(self.total_loss(one)) for one in passes)
-        total, counted = self.world.sum(total, count(passes)[0])
-        return total / max(counted, 1)
-
-    def state(self) -> dict[str, Tensor]:
-        """All that a checkpoint needs beside the step; the tensors are those in use."""
-        settle(self.model)
-        found = {f"model.{name}": tensor for name, tensor in weights(plain(self.model)).items()}
-        for name, p in plain(self.model).named_parameters():
-            found |= {f"optimiser.{name}.{moment}": self.optimiser.state[p][moment] for moment in MOMENTS}
-        return found
-
-    def resume(self, step: int) -> None:
-        """Go on after `step`, with the state of that step filled in."""
-        self.step = step
-        for state in self.optimiser.state.values():
-            state["step"].fill_(step)
-
-
-def count(passes: Sequence[Pass]) -> tuple[int, int]:
-    """Targets that count, and all tokens."""
-    counted = sum(int((targets != -100).sum()) for _, targets, _ in passes)
-    return counted, sum(inputs.numel() for inputs, _, _ in passes)
+def language_model(training: Training) -> LanguageModel:
+    model = unwrapped(training.model)
+    assert isinstance(model, LanguageModel)
+    return model
 
 
 def train(
     training: Training,
+    config: TrainConfig,
     batch: Callable[[int], Sequence[Pass]],
     checkpoints: Checkpoints,
     metrics: Metrics | None,
@@ -202,13 +107,13 @@ def train(
     batch: this process's share of the batch of the update that follows so many others.
     metrics: of the first process.
     """
-    config, world = training.config, training.world
+    world = training.world
     saved = training.step
     while training.step < config.steps and not any(world.sum(stopping())):
         done = training.update(batch(training.step))
         last = done.step == config.steps
         if validation and (last or done.step % config.evaluate_every == 0):
-            text = sample(plain(training.model)) if sample is not None else None
+            text = sample(language_model(training)) if sample is not None else None
             done = dataclasses.replace(done, validation=training.evaluate(validation), sample=text)
         if metrics is not None:
             metrics.append(done.record())

@@ -1,4 +1,4 @@
-"""What a training run will take, before it starts: parameters, operations, memory, time."""
+"""What a training run will cost, before it starts: parameters, operations, memory, time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from hypermlp.bench import flops
 from hypermlp.experiments.configs import RunConfig, build_without_memory
 from hypermlp.mixers import HyperGLU, SoftmaxAttention
 from hypermlp.models.lm import Block, LanguageModel, ModelConfig, count_parameters
-from hypermlp.train.distributed import World, plain
-from hypermlp.train.language import Pass, Training
+from hypermlp.train.distributed import World
+from hypermlp.train.language import language_model, new_training
+from hypermlp.train.training import Pass, Training
 
 LARGEST_TRIAL = {"cpu": 2e11, "cuda": 2e13}  # operations that are measured: a few seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Cost:
     parameters: dict[str, int]  # by component
     steps: int
     tokens: int
@@ -34,7 +35,7 @@ class Plan:
     measured: str  # what that is scaled up from
 
 
-def plan(config: RunConfig, processes: int = 1) -> Plan:
+def estimate_cost(config: RunConfig, processes: int = 1) -> Cost:
     """Only the seconds, and the memory of activations, are measured; on the device that would be used."""
     passes = config.train.passes(processes)
     parameters = by_component(build_without_memory(config.model))
@@ -42,7 +43,7 @@ def plan(config: RunConfig, processes: int = 1) -> Plan:
     needed, uncounted = operations(config.model, config.data.context)
     share = processes if config.train.parallel == "fsdp" else 1
     found = measure(config, total)
-    return Plan(
+    return Cost(
         parameters=parameters,
         steps=config.train.steps,
         tokens=config.tokens,
@@ -120,7 +121,7 @@ def measure(config: RunConfig, parameters: int) -> Measured:
     if own * context > largest:
         time = max(1, int(largest // own))
         own = sum(operations(trial, time)[0].values())
-    seconds, block_bytes = time_step(Training(LanguageModel(trial), train, World(device=device)), rows, time)
+    seconds, block_bytes = time_step(new_training(LanguageModel(trial), train, World(device=device)), rows, time)
     what = "the whole model" if trial.depth == model.depth else f"{trial.depth} of {model.depth} layers"
     what += f", {rows} × {time} tokens in {train.precision}"
     if trial.depth < model.depth or time < context:
@@ -130,7 +131,7 @@ def measure(config: RunConfig, parameters: int) -> Measured:
 
 def time_step(training: Training, rows: int, length: int) -> tuple[float, float]:
     """Seconds of an update, the faster of two, and the bytes per token that the first block keeps."""
-    model = plain(training.model)
+    model = language_model(training)
     tokens = torch.randint(model.config.vocabulary, (rows, length))
     x = torch.randn(rows, length, model.config.width, device=training.world.device)
     kept = kept_bytes(model.blocks[0], x, training.autocast)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-IGNORED = -100  # the target that does not count
+from hypermlp.config import IGNORED
 
 
 class Scores(NamedTuple):
@@ -39,11 +39,12 @@ def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -> S
     """All scores of `model` on inputs and targets (N T), in batches in order, the last one as large as is left."""
     was_training = model.training
     model.eval()
+    device = next((p.device for p in model.parameters()), inputs.device)
     macro = perplexity = loss = 0.0
     right = counted = 0
     for x, y in zip(inputs.split(batch), targets.split(batch), strict=True):
-        logits = model(x).flatten(0, 1)  # NT V
-        y = y.flatten()
+        logits = model(x.to(device)).flatten(0, 1).float()  # NT V
+        y = y.flatten().to(device)
         guesses, tokens = logits.argmax(-1), int((y != IGNORED).sum())
         total = F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="sum").double()
         macro += len(x) * macro_accuracy(guesses, y, logits.shape[-1])

@@ -10,17 +10,17 @@ import torch
 
 from helpers import perturb
 from hypermlp.cli.watch import run_demo
-from hypermlp.experiments import demo, mad
-from hypermlp.experiments.demo import MIXERS, TASKS, lag_kernels, make_plan
-from hypermlp.experiments.mad import match_setting
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.models.budget import TOLERANCE
 from hypermlp.report.claims import judge_claims
 from hypermlp.report.study import read_studies
 from hypermlp.report.terminal import new_console
+from hypermlp.studies import demo
+from hypermlp.studies.demo import MIXERS, TASKS, demo_study, lag_kernels
+from hypermlp.studies.executors import LocalPool
 
 TINY = dataclasses.replace(
-    make_plan(quick=True),
+    demo_study(quick=True),
     width=16,
     batch=8,
     examples=16,
@@ -32,7 +32,7 @@ TINY = dataclasses.replace(
 
 def test_the_demo_trains_all_shows_a_table_and_leaves_a_page(tmp_path: Path) -> None:
     console = new_console(width=150, file=io.StringIO())
-    records = run_demo(console, tmp_path, TINY, workers=1)
+    records = run_demo(console, tmp_path, TINY, executor=LocalPool(1))
     assert {(record["mixer"], record["task"]) for record in records} == {(m, t) for m in MIXERS for t in TASKS}
     assert all(record["error"] is None for record in records)
     shown, page = console.file.getvalue(), (tmp_path / "report.html").read_text()
@@ -55,17 +55,17 @@ def test_the_demo_trains_all_shows_a_table_and_leaves_a_page(tmp_path: Path) -> 
     lines = (tmp_path / "runs.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "runs.jsonl").write_text("".join(lines[:-2]))
     console = new_console(width=150, file=io.StringIO())
-    run_demo(console, tmp_path, TINY, workers=1)
+    run_demo(console, tmp_path, TINY, executor=LocalPool(1))
     assert [json.loads(line)["start"] for line in (tmp_path / "runs.jsonl").read_text().splitlines()] == [0] * 10 + [1] * 2
     console = new_console(width=150, file=io.StringIO())
-    again = run_demo(console, tmp_path, TINY, workers=1)
+    again = run_demo(console, tmp_path, TINY, executor=LocalPool(1))
     assert "finished before" in console.file.getvalue()
     times = ("seconds", "tokens_per_second", "start")
     assert [{k: v for k, v in record.items() if k not in times} for record in again] == [
         {k: v for k, v in record.items() if k not in times} for record in records
     ]
     with pytest.raises(ValueError, match=r"choose another folder"):
-        run_demo(console, tmp_path, dataclasses.replace(TINY, batch=4), workers=1)
+        run_demo(console, tmp_path, dataclasses.replace(TINY, batch=4), executor=LocalPool(1))
 
 
 def test_lag_kernels_are_the_operators_by_lag() -> None:
@@ -73,7 +73,7 @@ def test_lag_kernels_are_the_operators_by_lag() -> None:
     plan = TINY
     setting = plan.settings_of("selective-copying")[0]
     torch.manual_seed(0)
-    model = mad.build_for(setting, plan, demo.SHOWN, None, 32).double()
+    model = plan.build(setting, demo.SHOWN, None, 32).double()
     perturb(model)
     tokens = torch.randint(setting.vocab_size, (3, 8), generator=torch.Generator().manual_seed(1))
     found = lag_kernels(model, tokens)
@@ -102,15 +102,15 @@ def test_lag_kernels_are_the_operators_by_lag() -> None:
 def test_a_layer_without_mixing_has_no_kernels() -> None:
     setting = TINY.settings_of("selective-copying")[0]
     tokens = torch.zeros(1, 8, dtype=torch.long)
-    assert lag_kernels(mad.build_for(setting, TINY, "R-cg-q", None, 32), tokens) == []
-    assert lag_kernels(mad.build_for(setting, TINY, "S-pc", None, 32), tokens) == []
+    assert lag_kernels(TINY.build(setting, "R-cg-q", None, 32), tokens) == []
+    assert lag_kernels(TINY.build(setting, "S-pc", None, 32), tokens) == []
 
 
 def test_models_within_the_budget_are_equal_in_parameters() -> None:
-    plan = make_plan()
+    plan = demo_study()
     for task in TASKS:
         (setting,) = plan.settings_of(task)
-        counts = {name: model.parameters for name, model in match_setting(setting, MIXERS, plan).items()}
+        counts = {name: model.parameters for name, model in plan.match(setting, MIXERS).items()}
         within = [count for name, count in counts.items() if not name.endswith("!")]
         assert max(counts.values()) <= max(within)  # those outside have no advantage
         assert max(within) <= (1 + TOLERANCE) * min(within)

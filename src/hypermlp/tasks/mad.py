@@ -15,32 +15,19 @@ One stream of random numbers feeds train, then test, then validation, so what co
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import permutations
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hypermlp.data.mad_settings import TASKS, Setting, settings, vocabulary
+from hypermlp.config import IGNORED
+from hypermlp.tasks.base import Backbone, Data, Ints, Split, Task
+from hypermlp.tasks.mad_settings import BENCHMARK, Setting, vocabulary
 
-__all__ = ["IGNORED", "SEED", "TASKS", "Data", "Setting", "Split", "clean_targets", "generate", "settings", "vocabulary"]
-
-IGNORED = -100  # the target that torch's cross entropy leaves out
 SEED = 12345  # the benchmark's own
 LOW = 2**32 - 1  # the lower half of a product
-Ints = NDArray[np.int64]
-
-
-class Split(NamedTuple):
-    inputs: Ints  # N T
-    targets: Ints  # N T
-
-
-class Data(NamedTuple):
-    train: Split
-    test: Split
-    validation: Split  # scored like the test split; empty unless asked for
 
 
 class Source:
@@ -272,3 +259,25 @@ def clean_targets(setting: Setting, targets: Ints) -> Ints:
     clean = targets.copy()
     clean[:, -1] = IGNORED
     return clean
+
+
+class MadTask(Task):
+    """A task of the benchmark: its published settings, and its sampler."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.baseline, self.axes = BENCHMARK[name]
+        self.backbone: Backbone = "autoencoder" if name == "compression" else "language"
+
+    def generate(self, setting: Setting, seed: int, *, clean: bool) -> Data:
+        """Seed 0 is the published data, unless `clean`."""
+        return generate(setting, SEED + seed, exact=not clean, validation=setting.num_test if clean else 0)
+
+    def scored(self, setting: Setting, targets: Ints, *, clean: bool) -> Ints:
+        return clean_targets(setting, targets) if clean else targets
+
+    def vary(self, name: str, value: Any) -> Setting:
+        return dataclasses.replace(self.baseline, **{name: value})
+
+
+MAD: dict[str, Task] = {name: MadTask(name) for name in BENCHMARK}

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hypermlp.experiments import mad
-from hypermlp.experiments.mad import Job, Plan
-from hypermlp.experiments.runs import Desk, Record
+from hypermlp.files import Record
 from hypermlp.mixers.hyper import HyperGLU, SequenceMixing
+from hypermlp.studies import mad
+from hypermlp.studies.mad import TaskJob, TaskStudy
+from hypermlp.studies.worker import RunContext, Work
 
 MIXERS = ("G-cg-q-12o", "R-cg-q-12o", "S-pc", "R-cg-q", "R-12o!", "R-12!")
 SHOWN = MIXERS[0]  # whose lag kernels are kept
@@ -27,11 +28,20 @@ TASKS = ("selective-copying", "noisy-recall")
 DIGITS = 4  # of a kernel in the record
 
 
-def make_plan(*, quick: bool = False) -> Plan:
+class DemoStudy(TaskStudy):
+    """A study on tasks whose records of HyperGLU have its lag kernels besides."""
+
+    @property
+    def work(self) -> Work:
+        return train
+
+
+def demo_study(*, quick: bool = False) -> DemoStudy:
     """Short sequences and narrow models, for as long as R-12o! needs; quick: fewer steps, to see that it works."""
-    return Plan(
+    return DemoStudy(
         protocol="clean",
-        settings="baseline",
+        tasks=TASKS,
+        scale="baseline",
         width=32,
         batch=32,
         examples=3200,
@@ -47,12 +57,12 @@ def make_plan(*, quick: bool = False) -> Plan:
     )
 
 
-def train(job: Job, desk: Desk | None = None) -> Record:
-    """A run of the MAD study; HyperGLU's record has its lag kernels besides."""
-    model, record = mad.train_model(job, desk)
+def train(job: TaskJob, context: RunContext | None = None) -> Record:
+    """A run of a study on tasks; HyperGLU's record has its lag kernels besides."""
+    model, record = mad.train_model(job, context)
     if job.mixer == SHOWN:
-        _, _, test = mad.load_data(job.setting, job.seed, job.plan.rules.validation)
-        record["lag_kernels"] = lag_kernels(model, test.inputs)
+        _, _, test = mad.load_data(job.setting, job.seed, job.study.rules.validation)
+        record["lag_kernels"] = lag_kernels(model.cpu(), test.inputs)
     return record
 
 

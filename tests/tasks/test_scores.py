@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hypermlp.evals.mad import evaluate, macro_accuracy
+from hypermlp.tasks.scores import evaluate, macro_accuracy
 
 
 class Given(nn.Module):

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hypermlp.cli.watch import run_mad
-from hypermlp.data.mad import SEED, TASKS, generate
-from hypermlp.experiments import mad
-from hypermlp.experiments.mad import Job, Plan, make_plan, setting_score, task_scores
-from hypermlp.experiments.runs import Desk, Folder, Progress, Running, Stopped, load_state, read_lines
+from hypermlp.cli.watch import run_study
+from hypermlp.files import read_json
 from hypermlp.report.progress import Screen, accuracies
 from hypermlp.report.terminal import new_console
-from hypermlp.train.resumable import Examples, Recipe, Training
+from hypermlp.studies import mad
+from hypermlp.studies.engine import Progress, Running
+from hypermlp.studies.executors import LocalPool
+from hypermlp.studies.folder import Folder, read_lines
+from hypermlp.studies.mad import TaskJob, TaskStudy, task_study
+from hypermlp.studies.scores import setting_score, task_scores
+from hypermlp.studies.worker import PROGRESS, RunContext, Stopped
+from hypermlp.tasks import TASKS, base
+from hypermlp.tasks.mad import SEED, generate
+from hypermlp.train.checkpoint import newest
+from hypermlp.train.fit import Examples, Fit
+from hypermlp.train.optimisation import Schedule
+from hypermlp.train.training import Recipe
 
 SMALL: dict[str, Any] = {
-    "settings": "baseline",
+    "scale": "baseline",
     "width": 16,
     "depth": 1,
     "batch": 16,
@@ -42,14 +50,14 @@ SMALL: dict[str, Any] = {
 TIMES = ("seconds", "tokens_per_second", "start")
 
 
-def small_plan(protocol: str, **numbers: Any) -> Plan:
-    return Plan(protocol=protocol, **{**SMALL, "epochs": 3, **numbers})
+def small_study(protocol: str, **numbers: Any) -> TaskStudy:
+    return TaskStudy(protocol=protocol, **{**SMALL, "epochs": 3, **numbers})
 
 
-def small_job(protocol: str, task: str = "memorization", mixer: str = "softmax", **numbers: Any) -> Job:
-    plan = small_plan(protocol, **numbers)
-    setting = plan.settings_of(task)[0]
-    return Job(mixer=mixer, setting=setting, seed=0, lr=3e-3, weight_decay=0.1, plan=plan, inner=16, size=None)
+def small_job(protocol: str, task: str = "memorization", mixer: str = "softmax", **numbers: Any) -> TaskJob:
+    study = small_study(protocol, **numbers)
+    setting = study.settings_of(task)[0]
+    return TaskJob(mixer=mixer, setting=setting, seed=0, lr=3e-3, weight_decay=0.1, study=study, inner=16, size=None)
 
 
 def timeless(record: dict[str, Any]) -> dict[str, Any]:
@@ -72,14 +80,27 @@ class Counting(nn.Module):
         return self.weight.expand(*tokens.shape, 4)
 
 
-def training(evaluate: Callable[[nn.Module], dict[str, float]], seed: int = 0, **recipe: Any) -> Training:
+def training(
+    evaluate: Callable[[nn.Module], dict[str, float]],
+    seed: int = 0,
+    solved: float | None = None,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+    **schedule: Any,
+) -> Fit:
     inputs = torch.arange(10)[:, None].expand(10, 2)
     examples = Examples(inputs, torch.ones(10, 2, dtype=torch.long), batch=4, seed=seed)
-    numbers: dict[str, Any] = {"steps": 30, "lr": 1e-3, "weight_decay": 0.0, "evaluate_every": 3}
-    return Training(Counting(), Recipe(**{**numbers, **recipe}), examples, evaluate)
+    recipe = Recipe(
+        schedule=Schedule(**{"steps": 30, "lr": 1e-3, "final": 1.0, **schedule}),
+        weight_decay=weight_decay,
+        decayed="all",
+        betas=(0.9, 0.999),
+        clip=clip,
+    )
+    return Fit(Counting(), recipe, examples, evaluate, evaluate_every=3, solved=solved)
 
 
-def finish(training: Training) -> Training:
+def finish(training: Fit) -> Fit:
     while not training.finished:
         training.advance()
     return training
@@ -137,25 +158,28 @@ def test_faithful_takes_the_epoch_of_the_lowest_test_perplexity() -> None:
 
 
 def test_faithful_trains_at_a_constant_rate_and_clean_warms_up_and_decays() -> None:
-    faithful, clean = (small_job(protocol, epochs=None, steps={"memorization": 100}).recipe() for protocol in mad.PROTOCOLS)
-    assert [faithful.rate(n) for n in range(100)] == [3e-3] * 100
-    rates = [clean.rate(n) for n in range(100)]
+    jobs = [small_job(protocol, epochs=None, steps={"memorization": 100}) for protocol in mad.PROTOCOLS]
+    faithful, clean = (job.recipe for job in jobs)
+    assert [faithful.schedule.rate(n) for n in range(100)] == [3e-3] * 100
+    rates = [clean.schedule.rate(n) for n in range(100)]
     assert rates[:5] == pytest.approx([3e-3 * n / 5 for n in (1, 2, 3, 4, 5)])
     assert rates[52] == pytest.approx(3e-3 / 2, rel=0.02)
     assert all(later < earlier for earlier, later in pairwise(rates[5:]))
     assert rates[-1] < 2e-6
-    assert (faithful.clip, faithful.solved, faithful.evaluate_every) == (None, 0.999, 3)  # 40 examples in batches of 16
-    assert (clean.clip, clean.solved, clean.evaluate_every) == (1.0, None, 8)
+    assert (faithful.clip, clean.clip) == (None, 1.0)
+    assert [job.study.rules.solved for job in jobs] == [0.999, None]
+    assert [job.evaluate_every for job in jobs] == [3, 8]  # 40 examples in batches of 16
+    assert {(recipe.decayed, recipe.betas) for recipe in (faithful, clean)} == {("all", (0.9, 0.999))}  # as published
 
 
 def test_rate_decay_and_clipping_reach_the_optimiser() -> None:
     """The updates equal those of a plain loop in torch."""
-    for clip, cosine, warmup in [(None, False, 0), (0.01, True, 3)]:
-        run = finish(training(scripted([0.0] * 4), steps=12, lr=0.1, weight_decay=0.5, clip=clip, cosine=cosine, warmup=warmup))
+    for clip, final, warmup in [(None, 1.0, 0), (0.01, 0.0, 3)]:
+        run = finish(training(scripted([0.0] * 4), steps=12, lr=0.1, weight_decay=0.5, clip=clip, final=final, warmup=warmup))
         weight = nn.Parameter(torch.zeros(4))
         optimiser = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.5)
         for n in range(12):
-            optimiser.param_groups[0]["lr"] = run.recipe.rate(n)
+            optimiser.param_groups[0]["lr"] = run.training.recipe.schedule.rate(n)
             weight.grad = torch.softmax(weight.detach(), 0) - torch.tensor([0.0, 1, 0, 0])
             if clip:
                 weight.grad *= min(1.0, clip / float(weight.grad.norm()))
@@ -164,7 +188,7 @@ def test_rate_decay_and_clipping_reach_the_optimiser() -> None:
 
 
 def test_faithful_data_are_the_published_ones_and_clean_data_leave_out_what_is_trivial() -> None:
-    plan = small_plan("faithful")
+    plan = small_study("faithful")
     setting = plan.settings_of("compression")[0]
     published = generate(setting, SEED)
     train, validation, test = mad.load_data(setting, 0, False)
@@ -189,8 +213,8 @@ def test_clean_looks_at_the_test_set_once_with_the_last_weights(monkeypatch: pyt
         assert torch.equal(inputs, test.inputs) or torch.equal(inputs, validation.inputs)
         return original(model, inputs, targets, batch)
 
-    original = mad.evaluate
-    monkeypatch.setattr(mad, "evaluate", evaluate)
+    original = base.evaluate
+    monkeypatch.setattr(base, "evaluate", evaluate)
     record = mad.train(job)
     assert looked == ["validation"] * 9 + ["test"]  # 9 steps, so an evaluation after each
     assert record["metrics"]["step"] == 9
@@ -222,7 +246,7 @@ def test_scores_follow_the_protocol() -> None:
 
 
 def test_full_is_the_published_benchmark() -> None:
-    plan = make_plan("faithful", "full")
+    plan = task_study("faithful", "full")
     settings = [setting for task in TASKS for setting in plan.settings_of(task)]
     assert len(settings) * len(plan.rates) * len(plan.decays) == 396
     assert all(setting.num_test == 1280 for setting in settings)
@@ -234,19 +258,19 @@ def test_full_is_the_published_benchmark() -> None:
 @pytest.mark.parametrize("scale", sorted(mad.SCALES))
 @pytest.mark.parametrize("protocol", sorted(mad.PROTOCOLS))
 def test_every_scale_has_settings_and_a_length_for_every_task(scale: str, protocol: str) -> None:
-    plan = make_plan(protocol, scale)
+    plan = task_study(protocol, scale)
     for task in TASKS:
         assert all(plan.steps_of(setting) > 0 for setting in plan.settings_of(task))
 
 
 def test_overrides_change_what_they_name_and_nothing_else() -> None:
-    plan = make_plan("clean", "laptop", steps=7, examples=100, batch=8, width=32, lr=[1e-2, 1e-3])
+    plan = task_study("clean", "laptop", steps=7, examples=100, batch=8, width=32, lr=[1e-2, 1e-3])
     assert set(plan.steps.values()) == {7}
     expected = {"examples": 100, "batch": 8, "width": 32, "rates": (1e-2, 1e-3), "steps": plan.steps}
-    assert plan == dataclasses.replace(make_plan("clean", "laptop"), **expected)
-    assert make_plan("clean", "laptop", epochs=3).steps is None
+    assert plan == dataclasses.replace(task_study("clean", "laptop"), **expected)
+    assert task_study("clean", "laptop", epochs=3).steps is None
     assert (
-        make_plan("clean", "quick", examples=1000).settings_of("memorization")[0].num_train == 256
+        task_study("clean", "quick", examples=1000).settings_of("memorization")[0].num_train == 256
     )  # never more than there are
 
 
@@ -266,9 +290,10 @@ def test_overrides_change_what_they_name_and_nothing_else() -> None:
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
-    right = {"mixers": ["softmax"], "tasks": ["compression"], "protocol": "clean", "scale": "quick", "seeds": 1, "workers": 1}
+    numbers: dict[str, Any] = {"protocol": "clean", "scale": "quick", "tasks": ["compression"], **arguments}
+    mixers, seeds = numbers.pop("mixers", ["softmax"]), numbers.pop("seeds", 1)
     with pytest.raises(ValueError, match=message):
-        run_mad(new_console(quiet=True), tmp_path / "out", **{**right, **arguments})
+        run_study(new_console(quiet=True), tmp_path / "out", task_study(**numbers), mixers, seeds=seeds)
     assert not (tmp_path / "out").exists()
 
 
@@ -280,22 +305,22 @@ def test_mistakes_are_refused_before_anything_starts(arguments: dict[str, Any], 
 def test_a_stopped_run_continues_with_the_same_bits(protocol: str, stop_at: int, tmp_path: Path) -> None:
     job = small_job(protocol, "in-context-recall", "hyperglu")
     here, there = multiprocessing.Pipe()
-    desk = Desk(there, tmp_path / "checkpoint.pt", every=math.inf)
-    tick = desk.tick
+    context = RunContext(there, tmp_path / "checkpoint", every=math.inf)
+    tick = context.tick
 
     def watched(step: int, *rest: Any) -> None:
         if step == stop_at:
             here.send(None)
         tick(step, *rest)
 
-    desk.tick = watched  # type: ignore[method-assign]
+    context.tick = watched  # type: ignore[method-assign]
     with pytest.raises(Stopped):
-        mad.train(job, desk)
-    state = load_state(tmp_path / "checkpoint.pt")
-    assert state is not None
-    assert state["step"] == stop_at
+        mad.train(job, context)
+    saved = newest(tmp_path / "checkpoint")
+    assert saved is not None
+    assert read_json(saved / PROGRESS)["step"] == stop_at
     torch.manual_seed(99)  # the state of the process has no say
-    resumed = mad.train(job, Desk(there, tmp_path / "checkpoint.pt", every=math.inf))
+    resumed = mad.train(job, RunContext(there, tmp_path / "checkpoint", every=math.inf))
     assert timeless(resumed) == timeless(mad.train(job))
     assert len(resumed["curve"]) == (3 if protocol == "faithful" else 9)
 
@@ -309,11 +334,11 @@ if __name__ == "__main__":
     disturbed(Path(sys.argv[1]), workers=1)
 """
 MIXERS, TASK = ["hyperglu", "softmax"], "in-context-recall"
-DISTURBED = small_plan("clean", epochs=None, steps=dict.fromkeys(TASKS, 30))
+DISTURBED = small_study("clean", tasks=(TASK,), epochs=None, steps=dict.fromkeys(TASKS, 30))
 
 
 def disturbed(out: Path, workers: int) -> list[dict[str, Any]]:
-    return mad.study(out, MIXERS, [TASK], DISTURBED, seeds=2, workers=workers, checkpoint_seconds=0)
+    return DISTURBED.run(out, MIXERS, seeds=2, executor=LocalPool(workers), checkpoint_seconds=0)
 
 
 def test_killed_and_stopped_studies_end_with_the_records_of_an_undisturbed_one(tmp_path: Path) -> None:
@@ -327,14 +352,14 @@ def test_killed_and_stopped_studies_end_with_the_records_of_an_undisturbed_one(t
         process.send_signal(number)
         process.wait(timeout=120)
 
-    until(signal.SIGKILL, lambda: any((out / "checkpoints").glob("[!.]*")))
+    until(signal.SIGKILL, lambda: any((out / "checkpoints").glob("*/step-*")))
     until(signal.SIGTERM, lambda: len(read_lines(out / "runs.jsonl")[0]) >= 1)
     wholes, _ = read_lines(out / "runs.jsonl")
     assert len(wholes) >= 1
     ended = disturbed(out, workers=2)
     assert [r["start"] for r in ended if r["key"] in {whole["key"] for whole in wholes}] == [w["start"] for w in wholes]
     with Folder(tmp_path / "quiet") as folder:
-        jobs = mad.plan_jobs(folder, MIXERS, [TASK], DISTURBED, seeds=2)
+        jobs = DISTURBED.plan_jobs(folder, MIXERS, seeds=2)
     for job, record in zip(jobs, ended, strict=True):  # no worker, one or two: all the same
         expected = {"key": job.key, **job.identity, **mad.train(job), "error": None}
         assert timeless(record) == timeless(json.loads(json.dumps(expected)))
@@ -351,35 +376,37 @@ def test_killed_and_stopped_studies_end_with_the_records_of_an_undisturbed_one(t
 
 
 def test_a_folder_keeps_to_its_plan_and_its_budget(tmp_path: Path) -> None:
-    plan = small_plan("clean")
-    begin = partial(mad.plan_jobs, tasks=["memorization"], seeds=1)
+    study = small_study("clean", tasks=("memorization",))
+
+    def begin(folder: Folder, mixers: list[str], **changes: Any) -> list[Any]:
+        return dataclasses.replace(study, **changes).plan_jobs(folder, mixers, seeds=1)
+
     with Folder(tmp_path) as folder:
-        jobs = begin(folder, ["softmax"], plan=plan)
+        jobs = begin(folder, ["softmax"])
         assert [job.inner for job in jobs] == [48]
     with Folder(tmp_path) as folder:
-        more = mad.plan_jobs(folder, ["softmax"], ["memorization", "compression"], plan, seeds=3)
+        more = small_study("clean", tasks=("memorization", "compression")).plan_jobs(folder, ["softmax"], seeds=3)
         assert {job.key for job in jobs} < {job.key for job in more}
         with pytest.raises(ValueError, match="protocol = 'clean', not 'faithful'"):
-            begin(folder, ["softmax"], plan=small_plan("faithful"))
+            begin(folder, ["softmax"], protocol="faithful")
         with pytest.raises(ValueError, match="width = 16, not 32"):
-            begin(folder, ["softmax"], plan=small_plan("clean", width=32))
+            begin(folder, ["softmax"], width=32)
         with pytest.raises(ValueError, match=r"epochs = 3, not 4"):
-            begin(folder, ["softmax"], plan=small_plan("clean", epochs=4))
+            begin(folder, ["softmax"], epochs=4)
         # HyperGLU is larger here, so softmax attention would have to grow to match it.
         with pytest.raises(ValueError, match=r"with hyperglu the largest model .* so softmax would have to be trained anew"):
-            begin(folder, ["hyperglu"], plan=plan)
+            begin(folder, ["hyperglu"])
 
 
 def test_the_terminal_shows_progress_and_accuracies(tmp_path: Path) -> None:
-    plan = make_plan("faithful", "quick", epochs=1, examples=32, width=16)
+    study = task_study("faithful", "quick", ["memorization"], epochs=1, examples=32, width=16)
     with Folder(tmp_path) as folder:
-        (job,) = mad.plan_jobs(folder, ["softmax"], ["memorization"], plan, seeds=1)
+        (job,) = study.plan_jobs(folder, ["softmax"], seeds=1)
         record = {"key": job.key, **job.identity, **mad.train(job), "error": None}
         folder.append(record)
     accuracy = record["metrics"]["accuracy"]
     console = new_console(width=150, file=io.StringIO())
-    numbers: dict[str, Any] = {"protocol": "faithful", "scale": "quick", "seeds": 1, "workers": 1}
-    found = run_mad(console, tmp_path, ["softmax"], ["memorization"], **numbers, epochs=1, examples=32, width=16)
+    found = run_study(console, tmp_path, study, ["softmax"])
     shown = console.file.getvalue()
     assert [one["key"] for one in found] == [job.key]
     assert "MAD, faithful protocol" in shown

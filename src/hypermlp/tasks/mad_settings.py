@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from hypermlp.config import choose_from, divisible
-
-Scale = Literal["baseline", "full"]
 
 # What each task has beyond vocab_size, seq_len and the numbers of examples.
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -85,13 +83,13 @@ class Setting:
     @property
     def key(self) -> str:
         """The task and what differs from its baseline, such as "in-context-recall/vocab_size=32"."""
-        baseline = dataclasses.asdict(TASKS[self.task].baseline)
+        baseline = dataclasses.asdict(BENCHMARK[self.task].baseline)
         changed = [f"{name}={value}" for name, value in dataclasses.asdict(self).items() if value != baseline[name]]
         return f"{self.task}/{','.join(changed) or 'baseline'}"
 
     @property
     def baseline(self) -> bool:
-        return self == TASKS[self.task].baseline
+        return self == BENCHMARK[self.task].baseline
 
 
 def vocabulary(setting: Setting) -> dict[str, range]:
@@ -112,31 +110,33 @@ def chance(setting: Setting) -> float:
     return 1 / len(roles.get("value") or roles["data"])
 
 
-class Task(NamedTuple):
+class Benchmark(NamedTuple):
+    """One task as published."""
+
     baseline: Setting
     axes: dict[str, tuple[Any, ...]]  # the full benchmark varies each one alone
 
 
 EXAMPLES = (6400, 3200, 1600, 800)
 # In the order of the columns of the paper's Table 1.
-TASKS: dict[str, Task] = {
-    "compression": Task(
+BENCHMARK: dict[str, Benchmark] = {
+    "compression": Benchmark(
         Setting(task="compression", vocab_size=16, seq_len=32),
         {"vocab_size": (32, 64, 128), "seq_len": (64, 128, 256), "num_train": EXAMPLES},
     ),
-    "fuzzy-recall": Task(
+    "fuzzy-recall": Benchmark(
         Setting(task="fuzzy-recall", vocab_size=16, seq_len=128, k_motif=3, v_motif=3),
         {"vocab_size": (32, 64, 128), "seq_len": (256, 512, 1024), "num_train": EXAMPLES},
     ),
-    "in-context-recall": Task(
+    "in-context-recall": Benchmark(
         Setting(task="in-context-recall", vocab_size=16, seq_len=128),
         {"vocab_size": (32, 64, 128), "seq_len": (256, 512, 1024), "num_train": EXAMPLES},
     ),
-    "memorization": Task(
+    "memorization": Benchmark(
         Setting(task="memorization", vocab_size=256, seq_len=32, num_train=256),
         {"vocab_size": (512, 1024, 2048, 4096, 8192)},
     ),
-    "noisy-recall": Task(
+    "noisy-recall": Benchmark(
         Setting(task="noisy-recall", vocab_size=32, seq_len=128, noise_vocab_size=16, frac_noise=0.2),
         {
             "vocab_size": (48, 80, 144),
@@ -145,7 +145,7 @@ TASKS: dict[str, Task] = {
             "frac_noise": (0.4, 0.6, 0.8),
         },
     ),
-    "selective-copying": Task(
+    "selective-copying": Benchmark(
         Setting(task="selective-copying", vocab_size=16, seq_len=256, num_tokens_to_copy=16),
         {
             "vocab_size": (32, 64, 128),
@@ -155,13 +155,3 @@ TASKS: dict[str, Task] = {
         },
     ),
 }
-
-
-def settings(task: str, scale: Scale) -> list[Setting]:
-    """The task's baseline, and at full scale every change of one number that the benchmark makes to it."""
-    choose_from("task", task, tuple(TASKS))
-    choose_from("scale", scale, get_args(Scale))
-    baseline, axes = TASKS[task]
-    if scale == "baseline":
-        return [baseline]
-    return [baseline, *(dataclasses.replace(baseline, **{name: value}) for name in axes for value in axes[name])]

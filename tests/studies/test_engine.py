@@ -17,7 +17,12 @@ import pytest
 import torch
 
 from hypermlp.errors import RunError
-from hypermlp.experiments.runs import Desk, Folder, Progress, load_state, run, save_state
+from hypermlp.files import read_json
+from hypermlp.studies.engine import Progress, run
+from hypermlp.studies.executors import LocalPool
+from hypermlp.studies.folder import Folder
+from hypermlp.studies.worker import PROGRESS, RunContext
+from hypermlp.train.checkpoint import newest
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,14 @@ class Sum:
         return self.n
 
 
-def add(job: Sum, desk: Desk) -> dict[str, float]:
-    state = desk.load() or {"step": 0, "total": torch.zeros(1), "resumed": -1}
+def add(job: Sum, context: RunContext) -> dict[str, float]:
+    tensors = {"total": torch.zeros(1)}
+    state = context.load(tensors) or {"step": 0, "resumed": -1}
+    total = tensors["total"]
     state["resumed"] += 1
     while state["step"] < job.n:
         state["step"] += 1
-        state["total"] += state["step"]
+        total += state["step"]
         time.sleep(job.seconds)
         if job.accident and state["step"] == 2 and not Path(job.cured).exists():
             if job.accident == "killed":
@@ -52,9 +59,9 @@ def add(job: Sum, desk: Desk) -> dict[str, float]:
             if job.accident == "raised":
                 raise ZeroDivisionError("an accident")
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # from now on the disk is as good as full
-        desk.tick(state["step"], job.n, {"total": float(state["total"])}, lambda: state)
+        context.tick(state["step"], job.n, {"total": float(total)}, lambda: (tensors, state))
     return {
-        "total": float(state["total"]),
+        "total": float(total),
         "resumed": state["resumed"],
         "threads": torch.get_num_threads(),
         "odd": float("nan"),
@@ -71,7 +78,13 @@ def test_failures_are_recorded_the_rest_goes_on_and_only_what_is_asked_for_is_re
     with Folder(tmp_path / "out") as folder:
         folder.begin({"plan": 1})
         records = run(
-            folder, jobs, add, workers=2, checkpoint_seconds=0, tell=seen.append, done=lambda r: ended.append(r["key"])
+            folder,
+            jobs,
+            add,
+            executor=LocalPool(2),
+            checkpoint_seconds=0,
+            tell=seen.append,
+            done=lambda r: ended.append(r["key"]),
         )
     assert [record["key"] for record in records] == list("abcd")
     assert sorted(ended) == list("abcd")
@@ -91,12 +104,12 @@ def test_failures_are_recorded_the_rest_goes_on_and_only_what_is_asked_for_is_re
     with Folder(tmp_path / "out") as folder:
         assert run(folder, jobs, add) == records  # nothing is left to do, so nothing starts
         Path(cured).touch()
-        folder.checkpoint("b").write_bytes(b"noise")
+        (folder.checkpoint("b") / "step-00000001").mkdir(parents=True)
         caplog.set_level(logging.INFO)
-        again = run(folder, jobs, add, workers=1, retry_failed=True)
+        again = run(folder, jobs, add, executor=LocalPool(1), retry_failed=True)
     assert [record["total"] for record in again] == [6, 6, 6, 10]
     assert [record["resumed"] for record in again] == [0, 0, 1, 0]  # the killed run had saved its first step
-    assert f"{folder.checkpoint('b').name}: damaged checkpoint" in caplog.text  # what a worker says is heard here
+    assert f"{folder.checkpoint('b') / 'step-00000001'} is damaged" in caplog.text  # what a worker says is heard here
     assert again[0] == records[0]
     assert len((tmp_path / "out" / "runs.jsonl").read_text().splitlines()) == 6
     assert list((tmp_path / "out" / "checkpoints").iterdir()) == []
@@ -106,12 +119,13 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_runs import Sum, add
-from hypermlp.experiments.runs import Folder, run
+from test_engine import LocalPool, Sum, add
+from hypermlp.studies.engine import run
+from hypermlp.studies.folder import Folder
 if __name__ == "__main__":
     with Folder(Path({out!r})) as folder:
         folder.begin({{}})
-        run(folder, [Sum("a"), Sum("b", n=1000, seconds=0.01)], add, workers=1, checkpoint_seconds=0)
+        run(folder, [Sum("a"), Sum("b", n=1000, seconds=0.01)], add, executor=LocalPool(1), checkpoint_seconds=0)
 """
 
 
@@ -131,7 +145,7 @@ if os.getpid() != {parent}:  # a worker, on its way to be ready
     if len(tries.read_text()) <= {deaths}:
         os.kill(os.getpid(), signal.SIGKILL)
 
-def work(job, desk):
+def work(job, context):
     return {{}}
 """
 
@@ -145,10 +159,10 @@ def test_workers_that_die_before_they_are_ready_are_started_again_a_few_times(
     work = importlib.import_module(f"fragile_{deaths}").work
     with Folder(tmp_path / "out") as folder:
         if deaths < 3:
-            assert [r["error"] for r in run(folder, [Sum("a"), Sum("b")], work, workers=1)] == [None, None]
+            assert [r["error"] for r in run(folder, [Sum("a"), Sum("b")], work, executor=LocalPool(1))] == [None, None]
         else:
             with pytest.raises(RunError, match=r"4 in a row: the worker was ended by SIGKILL"):
-                run(folder, [Sum("a")], work, workers=1)
+                run(folder, [Sum("a")], work, executor=LocalPool(1))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -157,7 +171,7 @@ def test_a_stopped_study_leaves_no_process_and_continues(number: signal.Signals,
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), out=str(out)))
     process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True, start_new_session=True)
     checkpoint = Folder(out).checkpoint("b")
-    wait_for(checkpoint.exists)
+    wait_for(lambda: newest(checkpoint) is not None)
     with pytest.raises(RuntimeError, match="in use"), Folder(out):
         pass
     if number == signal.SIGINT:
@@ -172,10 +186,8 @@ def test_a_stopped_study_leaves_no_process_and_continues(number: signal.Signals,
     wait_for(lambda: not session_alive(process.pid))
     with Folder(out) as folder:
         assert list(folder.records) == ["a"]
-        state = load_state(checkpoint)
-        assert state is not None
-        assert state["total"] == sum(range(state["step"] + 1))
-        records = run(folder, [Sum("a"), Sum("b", n=1000)], add, workers=1)
+        assert newest(checkpoint) is not None
+        records = run(folder, [Sum("a"), Sum("b", n=1000)], add, executor=LocalPool(1))
     assert records[1]["total"] == 500500
     assert records[1]["resumed"] == 1
 
@@ -216,23 +228,12 @@ def test_a_half_written_line_is_dropped_with_a_notice(
     assert (f"dropped {dropped} damaged" in caplog.text) == (dropped > 0)
 
 
-def test_a_damaged_checkpoint_is_ignored_with_a_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_checkpoints_of_an_earlier_version_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "0123.pt").write_bytes(b"")
     caplog.set_level(logging.INFO)
-    state = {"weights": torch.arange(100.0), "curve": [{"step": 1, "loss": 0.5}], "stopped": None}
-    save_state(tmp_path / "whole.pt", state)
-    loaded = load_state(tmp_path / "whole.pt")
-    assert loaded is not None
-    assert torch.equal(loaded.pop("weights"), state.pop("weights"))
-    assert loaded == state
-    whole = (tmp_path / "whole.pt").read_bytes()
-    flipped = bytearray(whole)
-    flipped[whole.index(torch.arange(100.0).numpy().tobytes()[40:80])] ^= 1  # a bit of a weight
-    for name, data in {"empty": b"", "cut": whole[:-100], "flipped": bytes(flipped), "noise": os.urandom(2000)}.items():
-        (tmp_path / f"{name}.pt").write_bytes(data)
-        assert load_state(tmp_path / f"{name}.pt") is None
-        assert f"{name}.pt: damaged checkpoint" in caplog.text
-    assert load_state(tmp_path / "absent.pt") is None
-    assert "absent" not in caplog.text
+    with Folder(tmp_path):
+        assert "checkpoints of an earlier version and not read: their runs begin anew" in caplog.text
 
 
 def test_a_full_disk_is_reported_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -254,11 +255,11 @@ def test_a_full_disk_is_reported_and_nothing_is_lost(tmp_path: Path) -> None:
 def test_checkpoints_that_cannot_be_written_stop_the_study_and_are_not_the_runs_fault(tmp_path: Path) -> None:
     with Folder(tmp_path) as folder:
         with pytest.raises(OSError, match=r"cannot write checkpoints to .* finished runs are safe"):
-            run(folder, [Sum("a"), Sum("b", n=9, accident="disk")], add, workers=1, checkpoint_seconds=0)
+            run(folder, [Sum("a"), Sum("b", n=9, accident="disk")], add, executor=LocalPool(1), checkpoint_seconds=0)
         assert list(folder.records) == ["a"]
-        state = load_state(folder.checkpoint("b"))
-        assert state is not None
-        assert state["step"] == 1  # the last one that was whole
+        saved = newest(folder.checkpoint("b"))
+        assert saved is not None
+        assert read_json(saved / PROGRESS)["step"] == 1  # the last one that was whole
 
 
 def test_a_plan_may_grow_but_not_change(tmp_path: Path) -> None:
@@ -280,7 +281,7 @@ def test_a_plan_may_grow_but_not_change(tmp_path: Path) -> None:
 def test_mistakes_are_refused_before_anything_starts(tmp_path: Path) -> None:
     with Folder(tmp_path) as folder:
         with pytest.raises(ValueError, match=r"workers \(0\) must be at least 1"):
-            run(folder, [Sum("a")], add, workers=0)
+            LocalPool(0)
         with pytest.raises(ValueError, match="2 jobs have the key 'a'"):
             run(folder, [Sum("a"), Sum("a")], add)
     assert not (tmp_path / "runs.jsonl").exists()

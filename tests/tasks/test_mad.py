@@ -9,20 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hypermlp.data.mad import (
-    IGNORED,
-    SAMPLERS,
-    TASKS,
-    Data,
-    Setting,
-    Source,
-    Split,
-    clean_targets,
-    generate,
-    settings,
-    vocabulary,
-)
+from hypermlp.config import IGNORED
 from hypermlp.report.examples import COLOURS, show
+from hypermlp.tasks import TASKS, Data, Split
+from hypermlp.tasks.mad import SAMPLERS, Source, clean_targets, generate
+from hypermlp.tasks.mad_settings import Setting, vocabulary
 
 # The first 16 digits of sha256 over train inputs, train targets, test inputs and test targets as the benchmark generates them.
 FINGERPRINTS = {
@@ -305,18 +296,18 @@ def test_data_depend_on_the_seed_alone(task: str) -> None:
 
 
 def test_the_benchmark_has_66_settings() -> None:
-    assert [len(settings(task, "full")) for task in TASKS] == [11, 11, 11, 6, 14, 13]
-    assert all(settings(task, "baseline") == [TASKS[task].baseline] for task in TASKS)
-    everything = [setting for task in TASKS for setting in settings(task, "full")]
+    assert [len(TASKS[task].settings("full")) for task in TASKS] == [11, 11, 11, 6, 14, 13]
+    assert all(TASKS[task].settings("baseline") == [TASKS[task].baseline] for task in TASKS)
+    everything = [setting for task in TASKS for setting in TASKS[task].settings("full")]
     assert len({setting.key for setting in everything}) == 66
     assert [setting.task for setting in everything if setting.baseline] == list(TASKS)
-    assert settings("in-context-recall", "full")[0].key == "in-context-recall/baseline"
-    assert settings("in-context-recall", "full")[1].key == "in-context-recall/vocab_size=32"
+    assert TASKS["in-context-recall"].settings("full")[0].key == "in-context-recall/baseline"
+    assert TASKS["in-context-recall"].settings("full")[1].key == "in-context-recall/vocab_size=32"
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_setting_gives_rows_of_its_length_and_vocabulary(task: str) -> None:
-    for setting in settings(task, "full"):
+    for setting in TASKS[task].settings("full"):
         data = generate(dataclasses.replace(setting, num_train=2, num_test=2), exact=False)
         length = setting.seq_len - (task in ("in-context-recall", "noisy-recall"))
         for array in (*data.train, *data.test):
@@ -374,10 +365,8 @@ def test_rows_of_noise_alone_are_refused_with_a_remedy() -> None:
 
 
 def test_names_that_do_not_exist_are_answered_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match="must be one of 'compression', 'fuzzy-recall'"):
-        settings("sorting", "full")
     with pytest.raises(ValueError, match="must be one of 'baseline', 'full'"):
-        settings("compression", "huge")
+        TASKS["compression"].settings("huge")
 
 
 @pytest.mark.parametrize("task", TASKS)

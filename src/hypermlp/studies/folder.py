@@ -1,0 +1,116 @@
+"""The folder of a study, which survives whatever stops the runs.
+
+    plan.json            what the runs have in common; where, when and by which command they were started
+    runs.jsonl           one line per finished run
+    checkpoints/         the unfinished runs, one folder each (train/checkpoint.py)
+    lock                 held by the one process that works here
+
+Only that process writes lines, each whole and on the disk before the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hypermlp import notice
+from hypermlp.files import Record, lock, read_json, read_json_lines, write_json, write_whole
+from hypermlp.provenance import provenance
+
+
+class Folder:
+    """A folder of runs, held by this process from `with` to its end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.lines, self.checkpoints = path, path / "runs.jsonl", path / "checkpoints"
+        self.plan: dict[str, Any] = {}
+        self.start = 0  # the number of this start, which records refer to
+        self.records: dict[str, Record] = {}  # the latest of each key
+
+    def __enter__(self) -> Folder:
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self._lock = lock(self.path)
+        if any(self.checkpoints.glob("*.pt")):
+            notice.once(f"{self.checkpoints}/*.pt are checkpoints of an earlier version and not read: their runs begin anew")
+        with contextlib.suppress(FileNotFoundError):
+            self.plan = read_json(self.path / "plan.json")["plan"]
+        self.records = self._repair()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._lock.close()
+
+    def _repair(self) -> dict[str, Record]:
+        """Read what is there; lines that a kill or a full disk left unfinished are dropped, and their runs repeated."""
+        records, dropped = read_lines(self.lines)
+        if dropped or (self.lines.exists() and not self.lines.read_bytes().endswith(b"\n")):
+            write_whole(self.lines, "".join(map(to_line, records)).encode())
+        if dropped:
+            notice.once(f"{self.lines}: dropped {dropped} damaged line(s); those runs are repeated")
+        return {record["key"]: record for record in records}
+
+    def begin(self, plan: dict[str, Any]) -> None:
+        """Write down what is run, and by whom. What the plan said before must not change; it may grow."""
+        path = self.path / "plan.json"
+        starts = read_json(path)["starts"] if path.exists() else []
+        self.plan = merge(self.plan, json.loads(json.dumps(plan)), str(self.path))
+        self.start = len(starts)
+        write_json(path, {"plan": self.plan, "starts": [*starts, provenance()]})
+
+    def append(self, record: Record) -> None:
+        """One line, on the disk when this returns; or not at all, with an error."""
+        data = to_line(record).encode()
+        with open(self.lines, "ab", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            try:
+                written = 0
+                while written < len(data):
+                    written += file.write(data[written:])
+                os.fsync(file.fileno())
+            except OSError as error:
+                file.truncate(size)
+                raise OSError(
+                    error.errno,
+                    f"cannot write {self.lines} ({error.strerror}); its {len(self.records)} runs are safe: "
+                    "make room and start again, it continues from there",
+                ) from error
+        self.records[record["key"]] = record
+
+    def checkpoint(self, key: str) -> Path:
+        """Where a run keeps its checkpoints."""
+        return self.checkpoints / hashlib.sha256(key.encode()).hexdigest()[:24]
+
+
+def read_lines(path: Path) -> tuple[list[Record], int]:
+    """The records of a runs.jsonl in order, and how many lines are no records."""
+    return read_json_lines(path, lambda record: isinstance(record.get("key"), str))
+
+
+def to_line(record: Record) -> str:
+    return json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """JSON has no numbers that are not finite: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def merge(old: Any, new: Any, where: str, name: str = "") -> Any:
+    """Both plans together; a ValueError names the first value in which they differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        both = {part: merge(old[part], new[part], where, f"{name}.{part}") for part in old if part in new}
+        return {**old, **new, **both}
+    if old != new:
+        label = name.removeprefix(".")
+        raise ValueError(f"{where} holds runs with {label} = {old!r}, not {new!r}; choose another folder, or the old value")
+    return new

@@ -1,0 +1,253 @@
+"""The right half of Table 1: small GPT-2 style language models, one per mixer, on the same text in the same order.
+
+As in the paper, a loss is measured on a sample of the training text again and again, the final loss is the mean of the last
+five, and it counts after how many evaluations the loss fell below a threshold. The validation loss is kept beside it.
+Models have learned position embeddings and equal parameters (models/budget.py), apart from labels with "!".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hypermlp.config import IGNORED, choose_from
+from hypermlp.data.corpus import Corpus, SplitName, open_corpus, read_corpus
+from hypermlp.data.packing import Batches
+from hypermlp.experiments.configs import CONFIGS, PADDING
+from hypermlp.files import Record
+from hypermlp.mixers import own
+from hypermlp.models.budget import MatchedModel, match_models
+from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, published_inner, token_loss
+from hypermlp.studies.study import Study
+from hypermlp.studies.worker import RunContext, Work, run_to_the_end
+from hypermlp.train.fit import Fit
+from hypermlp.train.optimisation import Decayed, Schedule
+from hypermlp.train.training import Pass, Recipe
+
+LAST = 5  # evaluations whose mean is the final loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageStudy(Study):
+    """Every number that the runs of a study have in common."""
+
+    corpus: str = "stdlib"  # or the folder of a prepared one
+    width: int
+    depth: int
+    length: int  # context
+    batch: int
+    steps: int
+    lr: float
+    weight_decay: float = 0.1
+    warmup: float = 0.05  # share of the steps
+    evaluations: int = 80
+    sample: int = 16  # batches of each split that an evaluation looks at
+    micro: int | None = None  # rows that are computed at once, and of a batch of an evaluation; None: the whole batch
+    vocabulary: int | None = None  # None: the tokenizer's
+    decay: int | None = None  # the step at which the cosine ends; None: the last
+    final: float = 0.0  # of lr, where the cosine ends
+    betas: tuple[float, float] = (0.9, 0.999)
+    decayed: Decayed = "all"
+
+    kind: ClassVar[str] = "language"
+    flat: ClassVar[bool] = True
+    since: ClassVar[tuple[str, ...]] = ("precision", "micro", "vocabulary", "decay", "final", "betas", "decayed")
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "length", "batch", "steps", "evaluations", "sample"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
+        if not self.lr > 0 or not 0 <= self.warmup < 1 or self.weight_decay < 0:
+            raise ValueError(f"lr ({self.lr}) must be above 0, warmup ({self.warmup}) below 1, weight_decay at least 0")
+
+    @property
+    def work(self) -> Work:
+        return train
+
+    @property
+    def recipe(self) -> Recipe:
+        warmup = math.ceil(self.warmup * self.steps)
+        return Recipe(
+            schedule=Schedule(steps=self.steps, lr=self.lr, warmup=warmup, decay=self.decay, final=self.final),
+            weight_decay=self.weight_decay,
+            decayed=self.decayed,
+            betas=self.betas,
+            clip=1.0,
+            precision=self.precision,
+        )
+
+    def config(self, mixer: str, size: int | None, inner: int) -> ModelConfig:
+        needed = load_corpus(self.corpus).tokenizer.vocabulary
+        fits = self.vocabulary is not None and needed <= self.vocabulary < needed + PADDING
+        return ModelConfig(
+            vocabulary=self.vocabulary if fits and self.vocabulary else needed,
+            width=self.width,
+            depth=self.depth,
+            length=self.length,
+            mixer=mixer,
+            size=size,
+            inner=inner,
+            style="gpt2",
+        )
+
+    def check(self, mixers: Sequence[str], seeds: int) -> None:
+        super().check(mixers, seeds)
+        load_samples(self)
+
+    def settings(self) -> dict[str, None]:
+        return {"": None}
+
+    def match(self, setting: None, mixers: Sequence[str]) -> dict[str, MatchedModel]:
+        def build(mixer: str, size: int | None, inner: int) -> nn.Module:
+            return LanguageModel(self.config(mixer, size, inner))
+
+        return match_models(mixers, self.width, self.length, build, published_inner(self.width, "gpt2"))
+
+    def jobs(self, setting: None, mixer: str, model: MatchedModel, seed: int) -> list[Any]:
+        size, note = model.mixer.size, model.mixer.note
+        return [LanguageJob(mixer=mixer, seed=seed, study=self, inner=model.inner, size=size, note=note)]
+
+
+def nanogpt() -> dict[str, Any]:
+    """The paper's NanoGPT experiment, in the numbers of its one definition (experiments/configs.py)."""
+    config = CONFIGS["nanogpt-owt2"]
+    model, how = config.model, config.train
+    return {
+        "width": model.width,
+        "depth": model.depth,
+        "length": model.length,
+        "vocabulary": model.vocabulary,
+        "batch": how.batch,
+        "micro": how.micro,
+        "steps": how.steps,
+        "lr": how.lr,
+        "weight_decay": how.weight_decay,
+        "warmup": how.warmup / how.steps,
+        "evaluations": how.steps // how.evaluate_every,
+        "sample": how.evaluate_batches,
+        "decay": how.decay,
+        "final": how.final,
+        "betas": how.betas,
+        "decayed": how.recipe.decayed,
+        "precision": how.precision,
+    }
+
+
+# paper: for OpenWebText2 prepared with a GPT-2 tokenizer. quick: to see it work.
+SCALES: dict[str, dict[str, Any]] = {
+    "paper": nanogpt(),
+    "laptop": {"width": 96, "depth": 2, "length": 128, "batch": 16, "steps": 600, "lr": 2e-3, "evaluations": 30, "sample": 8},
+    "quick": {"width": 32, "depth": 1, "length": 64, "batch": 8, "steps": 40, "lr": 3e-3, "evaluations": 8, "sample": 4},
+}
+
+
+def language_study(scale: str, *, corpus: str | None = None) -> LanguageStudy:
+    """The study of a scale, on Python's own source or a prepared corpus."""
+    choose_from("scale", scale, tuple(SCALES))
+    return LanguageStudy(**SCALES[scale] | ({} if corpus is None else {"corpus": corpus}))
+
+
+# ---- one run ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageJob:
+    """One model: its record depends on nothing else."""
+
+    mixer: str
+    seed: int
+    study: LanguageStudy
+    inner: int
+    size: int | None
+    note: str = ""  # what is to be said about the model's budget
+
+    @property
+    def key(self) -> str:
+        return f"language/{self.mixer}/seed={self.seed}"
+
+    @property
+    def identity(self) -> Record:
+        return {"kind": "language", "mixer": self.mixer, "seed": self.seed}
+
+    @property
+    def cost(self) -> float:
+        return float(self.study.steps)
+
+
+@lru_cache(maxsize=1)  # the same for all runs of a worker
+def load_corpus(corpus: str) -> Corpus:
+    return read_corpus() if corpus == "stdlib" else open_corpus(Path(corpus))
+
+
+@lru_cache(maxsize=1)
+def load_samples(study: LanguageStudy) -> dict[str, tuple[tuple[Tensor, Tensor], ...]]:
+    """The batches that evaluations look at, the same in all runs."""
+    rows = study.micro or study.batch
+
+    def sample(split: SplitName) -> tuple[tuple[Tensor, Tensor], ...]:
+        batches = Batches(load_corpus(study.corpus), split, context=study.length, batch=rows, seed=1_000_003)
+        return tuple(batches.at(step)[:2] for step in range(study.sample))
+
+    return {"loss": sample("train"), "validation_loss": sample("validation")}
+
+
+@torch.no_grad()
+def losses(study: LanguageStudy, model: nn.Module) -> dict[str, float]:
+    """Mean loss of a token on both samples."""
+    device = next(model.parameters()).device
+    found = {}
+    for name, batches in load_samples(study).items():
+        total = counted = 0.0
+        for inputs, targets in batches:
+            count = int((targets != IGNORED).sum())
+            total += count * float(token_loss(model(inputs.to(device)).float(), targets.to(device)))
+            counted += count
+        found[name] = total / counted
+    return found
+
+
+def passes(batches: Batches, micro: int, step: int) -> list[Pass]:
+    """The batch of a step, so many rows at a time."""
+    inputs, targets = batches.at(step)[:2]
+    return [(x, y, None) for x, y in zip(inputs.split(micro), targets.split(micro), strict=True)]
+
+
+def train(job: LanguageJob, context: RunContext | None = None) -> Record:
+    """Train one model. With a context it reports how far it is, and resumes where it was stopped."""
+    study = job.study
+    own.adopt([job.mixer])
+    torch.manual_seed(job.seed)
+    model = LanguageModel(study.config(job.mixer, job.size, job.inner))
+    batches = Batches(load_corpus(study.corpus), "train", context=study.length, batch=study.batch, seed=job.seed)
+    run = Fit(
+        model if context is None else model.to(context.device),
+        study.recipe,
+        partial(passes, batches, study.micro or study.batch),
+        partial(losses, study),
+        evaluate_every=max(1, study.steps // study.evaluations),
+        world=None if context is None else context.world,
+    )
+    run_to_the_end(run, context, lambda run: {"loss": run.curve[-1]["loss"]} if run.curve else {})
+    final = None
+    if run.stopped is None:
+        last = run.curve[-LAST:]
+        final = {name: fmean(point[name] for point in last) for name in ("loss", "validation_loss")}
+    return {
+        "parameters": count_parameters(model),
+        "inner": job.inner,
+        "size": job.size,
+        "budget": job.note,
+        "final": final,
+        "stopped": run.stopped,
+        "curve": run.curve,
+        "seconds": run.seconds,
+        "tokens_per_second": run.tokens / run.seconds,
+    }

@@ -1,0 +1,10 @@
+"""The registry: name → task, in the order in which tables show them. A new task is one file and one line here."""
+
+from __future__ import annotations
+
+from hypermlp.tasks.base import Data, Examples, Setting, Split, Task
+from hypermlp.tasks.mad import MAD
+
+__all__ = ["TASKS", "Data", "Examples", "Setting", "Split", "Task"]
+
+TASKS: dict[str, Task] = {**MAD}

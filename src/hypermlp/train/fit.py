@@ -1,0 +1,120 @@
+"""Small models trained to the end of a recipe and scored on the way: what studies are made of."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hypermlp.train.distributed import World
+from hypermlp.train.training import NotFinite, Pass, Recipe, Training, count
+
+
+class Examples:
+    """Batches of a fixed set, by step: every epoch has its own order, which depends on nothing but seed and epoch."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, *, batch: int, seed: int) -> None:
+        self.inputs, self.targets, self.batch, self.seed = inputs, targets, batch, seed
+        self.epoch = math.ceil(len(inputs) / batch)  # steps
+        self._order: tuple[int, Tensor] = (-1, torch.empty(0))
+
+    def __call__(self, step: int) -> Sequence[Pass]:
+        epoch, place = divmod(step, self.epoch)
+        if self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
+            self._order = epoch, torch.randperm(len(self.inputs), generator=generator)
+        rows = self._order[1][place * self.batch : (place + 1) * self.batch]
+        return [(self.inputs[rows], self.targets[rows], None)]
+
+
+class Fit:
+    """A model and its learning curve. Call advance() until `finished`; what lies between is in state().
+
+    Args:
+        model: on the device of `world`.
+        recipe: how it is updated.
+        batches: the passes of the update that follows so many others.
+        evaluate: returns at least "loss", and "accuracy" if `solved` is given; what it returns goes into the curve.
+        evaluate_every: steps between evaluations; there is one after the last step too.
+        solved: stop after an evaluation with a higher accuracy.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        batches: Callable[[int], Sequence[Pass]],
+        evaluate: Callable[[nn.Module], dict[str, float]],
+        *,
+        evaluate_every: int,
+        solved: float | None = None,
+        world: World | None = None,
+    ) -> None:
+        self.training = Training(model, recipe, world)
+        self.batches, self.evaluate, self.evaluate_every, self.solved = batches, evaluate, evaluate_every, solved
+        self.tokens = 0
+        self.seconds = 0.0  # in updates, without evaluations
+        self.losses: list[float] = []  # since the last evaluation
+        self.curve: list[dict[str, float]] = []
+        self.stopped: str | None = None  # why it ended before its time
+
+    @property
+    def model(self) -> nn.Module:
+        return self.training.model
+
+    @property
+    def step(self) -> int:
+        return self.training.step
+
+    @property
+    def steps(self) -> int:
+        return self.training.recipe.schedule.steps
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.steps or self.stopped is not None
+
+    def advance(self) -> None:
+        """One update, and an evaluation where one is due."""
+        begin = time.perf_counter()
+        passes = self.batches(self.step)
+        self.tokens += count(passes)[1]
+        try:
+            self.losses.append(self.training.update(passes).loss)
+        except NotFinite as error:
+            self.stopped = error.reason
+            return
+        finally:
+            self.seconds += time.perf_counter() - begin
+        if self.step % self.evaluate_every == 0 or self.step == self.steps:
+            self.look()
+
+    def look(self) -> None:
+        """Evaluate; the scores become a point of the curve."""
+        scores = self.scores(self.evaluate)
+        self.curve.append({"step": self.step, "train_loss": sum(self.losses) / len(self.losses), **scores})
+        self.losses = []
+        if not math.isfinite(scores["loss"]):
+            self.stopped = f"the evaluation after step {self.step} is not finite"
+        elif self.solved is not None and scores["accuracy"] > self.solved:
+            self.stopped = f"solved after step {self.step}"
+
+    def scores(self, evaluate: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
+        with self.training.precision():
+            return evaluate(self.model)
+
+    PROGRESS = ("tokens", "seconds", "losses", "curve", "stopped")
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors in use, and the rest as plain data."""
+        return self.training.state(), {"step": self.step, **{name: getattr(self, name) for name in self.PROGRESS}}
+
+    def resume(self, progress: dict[str, Any]) -> None:
+        """Continue where this state was taken, with its tensors filled in."""
+        self.training.resume(progress["step"])
+        for name in self.PROGRESS:
+            setattr(self, name, progress[name])

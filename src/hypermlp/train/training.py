@@ -1,0 +1,163 @@
+"""One update of any model, in one process or many, that can stop after any step and resume later with the same bits.
+
+Learning rate, data and random numbers are functions of the step, so model and optimiser are all there is to save. The loss of
+an update is the mean over the counted targets of its whole batch, however that is divided into passes and processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from hypermlp.config import IGNORED
+from hypermlp.errors import RunError
+from hypermlp.models.lm import token_loss
+from hypermlp.models.saved import weights
+from hypermlp.train.distributed import World, quiet, settle, unwrapped
+from hypermlp.train.optimisation import Decayed, Schedule, parameter_groups
+
+Precision = Literal["float32", "bfloat16"]
+Pass = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets (B T), and cu_seqlens of packed documents
+MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of every parameter
+
+
+class NotFinite(RunError):
+    """An update with a loss or a gradient that is not finite; the model is as it was before."""
+
+    def __init__(self, what: str, step: int) -> None:
+        super().__init__(f"{what} of step {step} is not finite; start anew with a lower train.lr or a longer train.warmup")
+        self.reason = f"{what} of step {step} is not finite"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a model is updated: AdamW with a schedule."""
+
+    schedule: Schedule
+    weight_decay: float = 0.1
+    decayed: Decayed = "matrices"
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float | None = 1.0  # largest norm of the gradient
+    precision: Precision = "float32"  # of computing; weights and optimiser are float32
+    seed: int = 0  # of random numbers within an update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """An update, and the evaluation after it where there was one."""
+
+    step: int  # updates so far
+    tokens: int  # seen so far, if all batches were as large
+    loss: float  # before the update
+    lr: float
+    grad_norm: float  # before clipping
+    tokens_per_second: float
+    validation: float | None = None  # loss
+    sample: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+class Training:
+    """A model, its optimiser, and how many updates they have had.
+
+    model: on the device of `world` and spread over its processes (distributed.py: spread).
+    """
+
+    def __init__(self, model: nn.Module, recipe: Recipe, world: World | None = None) -> None:
+        self.model, self.recipe, self.world, self.step = model, recipe, world or World(), 0
+        self.autocast = recipe.precision == "bfloat16" and not isinstance(model, FSDPModule)  # which has a policy of its own
+        groups = parameter_groups(model, recipe.weight_decay, decayed=recipe.decayed)
+        self.optimiser = torch.optim.AdamW(groups, lr=recipe.schedule.lr, betas=recipe.betas)
+        for p in model.parameters():  # as its first step would do, so that there is always the same to save
+            self.optimiser.state[p] = {"step": torch.tensor(0.0), **{name: torch.zeros_like(p) for name in MOMENTS}}
+
+    def update(self, passes: Sequence[Pass]) -> Step:
+        """One update from this process's share of the batch."""
+        begin = time.perf_counter()
+        torch.manual_seed(((self.recipe.seed * 1_000_003 + self.step) * 65_537 + self.world.rank) % 2**63)
+        counted, seen = self.world.sum(*count(passes))
+        parts = []
+        for i, one in enumerate(passes):
+            with quiet(self.model) if i + 1 < len(passes) else nullcontext():
+                part = self.total_loss(one) / max(counted, 1)
+                (part * self.world.size).backward()  # gradients are averaged over processes, and should be summed
+            parts.append(part.detach())
+        norm = self.clip()
+        (loss,) = self.world.sum(float(torch.stack(parts).sum()))
+        if not math.isfinite(loss):
+            raise NotFinite("the loss", self.step + 1)
+        if not math.isfinite(norm):
+            raise NotFinite("the gradient", self.step + 1)
+        rate = self.recipe.schedule.rate(self.step)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.step += 1
+        return Step(
+            step=self.step,
+            tokens=self.step * int(seen),
+            loss=loss,
+            lr=rate,
+            grad_norm=norm,
+            tokens_per_second=seen / (time.perf_counter() - begin),
+        )
+
+    def clip(self) -> float:
+        """The norm of the gradient before it is clipped."""
+        most = math.inf if self.recipe.clip is None else self.recipe.clip
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), most)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def total_loss(self, one: Pass) -> Tensor:
+        """Summed over the counted targets."""
+        inputs, targets, bounds = one
+        device = self.world.device
+        options = {} if bounds is None else {"cu_seqlens": bounds.to(device)}
+        with self.precision():
+            logits = self.model(inputs.to(device), **options)
+        return token_loss(logits.float(), targets.to(device), reduction="sum")
+
+    def precision(self) -> torch.autocast:
+        """The context in which the model computes."""
+        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.autocast)
+
+    @torch.no_grad()
+    def evaluate(self, passes: Sequence[Pass]) -> float:
+        """Mean loss over the counted targets of all processes."""
+        total = sum(float(self.total_loss(one)) for one in passes)
+        total, counted = self.world.sum(total, count(passes)[0])
+        return total / max(counted, 1)
+
+    def state(self) -> dict[str, Tensor]:
+        """All that a checkpoint needs beside the step; the tensors are those in use."""
+        settle(self.model)
+        model = unwrapped(self.model)
+        found = {f"model.{name}": tensor for name, tensor in weights(model).items()}
+        for name, p in model.named_parameters():
+            found |= {f"optimiser.{name}.{moment}": self.optimiser.state[p][moment] for moment in MOMENTS}
+        return found
+
+    def resume(self, step: int) -> None:
+        """Continue after `step`, with the state of that step filled in."""
+        self.step = step
+        for state in self.optimiser.state.values():
+            state["step"].fill_(step)
+
+
+def count(passes: Sequence[Pass]) -> tuple[int, int]:
+    """Targets that count, and all tokens."""
+    counted = sum(int((targets != IGNORED).sum()) for _, targets, _ in passes)
+    return counted, sum(inputs.numel() for inputs, _, _ in passes)
