@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # there is no GPU; must be set before anything imports triton
 
 import pytest
 import torch

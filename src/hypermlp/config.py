@@ -15,7 +15,7 @@ AttnKind = Literal["glu", "relu"]
 AttnNorm = Literal["out_scale", "l2", "none"]
 Aligner = Literal["offset", "identity"]
 GateAct = Literal["sigmoid", "none"]
-Impl = Literal["auto", "dense", "chunked", "native"]
+Impl = Literal["auto", "dense", "chunked", "native", "triton"]
 
 
 IGNORED = -100  # the target that losses and scores leave out, as torch's cross entropy does

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hypermlp import notice
 from hypermlp.config import Aligner, Impl, choose_from
-from hypermlp.ops import native, reference, strips
+from hypermlp.ops import native, reference, strips, triton
 from hypermlp.ops.native import library
 from hypermlp.ops.registered import ordinary, transform
 from hypermlp.ops.types import Mixing, Spec, dense_spans, tensors_of
@@ -26,7 +26,7 @@ class Choice(NamedTuple):
 
 
 def choose(impl: str = "auto", device: str = "cpu", dtype: str = "float32", aligner: str = "offset") -> Choice:
-    """Resolve "auto" (which HYPERMLP_IMPL may overrule), and what "native" cannot do here."""
+    """Resolve "auto" (which HYPERMLP_IMPL may overrule), and what "native" and "triton" cannot do here."""
     choose_from("impl", impl, get_args(Impl))
     why = "asked for"
     if impl == "auto" and os.environ.get("HYPERMLP_IMPL"):
@@ -34,6 +34,9 @@ def choose(impl: str = "auto", device: str = "cpu", dtype: str = "float32", alig
         choose_from("HYPERMLP_IMPL", impl, get_args(Impl))
     if impl in ("dense", "chunked"):
         return Choice(impl, why)
+    if impl == "triton" or (impl == "auto" and device == "cuda"):
+        obstacle = triton.obstacle(device, dtype, aligner)
+        return Choice("chunked", obstacle) if obstacle else Choice("triton", triton.reason(dtype))
     obstacle = native_obstacle(device, dtype, aligner)
     return Choice("chunked", obstacle) if obstacle else Choice("native", f"CPU, {dtype}, {library().reason}")
 
@@ -59,7 +62,7 @@ def _resolve(impl: str, device: str, dtype: str, aligner: str) -> str:
     obstacle = transform()
     if obstacle is not None and choice.impl != "dense":
         choice = Choice("dense", f"{obstacle}: the others have first derivatives in reverse mode only")
-    elif impl not in ("auto", "native"):
+    elif impl not in ("auto", "native", "triton"):
         return choice.impl
     announce(choice)
     return choice.impl
@@ -70,7 +73,7 @@ _resolve._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def resolve(impl: str, x: Tensor, aligner: Aligner = "offset") -> str:
-    """The implementation for inputs like x: "dense", "chunked" or "native"; an automatic choice is told once."""
+    """The implementation for inputs like x: "dense", "chunked", "native" or "triton"; an automatic choice is told once."""
     return _resolve(impl, x.device.type, str(x.dtype).removeprefix("torch."), aligner)
 
 
@@ -106,7 +109,7 @@ def compute(
         check_fits(k.shape[1], spec.block_size, spans)
     if impl == "dense" or not ordinary(q, k, v, *tensors_of(routing), *tensors_of(reading)):
         return reference.mix(q, k, v, routing, reading, spec, spans)
-    fast = native.mix if impl == "native" else strips.mix
+    fast = {"native": native.mix, "triton": triton.mix}.get(impl, strips.mix)
     return fast(q, k, v, routing, reading, spec, spans, chunk)
 
 

@@ -73,15 +73,12 @@ CALL_SCHEMA = f"{TENSOR_SCHEMA}, {', '.join(f'{kind} {name}' for name, kind in S
 
 
 class Forward(Protocol):
-    def __call__(self, inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor]:
-        """o (B T H V) in q's type and ρ (B T H) in the compute type."""
+    def __call__(self, inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, ...]:
+        """o (B T H V) in q's type, ρ (B T H) in the compute type, and what else the backward takes."""
 
 
-class Backward(Protocol):
-    def __call__(
-        self, d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None
-    ) -> list[Tensor | None]:
-        """The gradients of inputs.differentiable, in that order and in those types."""
+# Takes d_o, what the forward gave, and inputs, spec, chunk. Gives the gradients of inputs.differentiable, in order and types.
+Backward = Callable[..., list[Tensor | None]]
 
 
 class Mix(Protocol):
@@ -98,46 +95,60 @@ class Mix(Protocol):
     ) -> Tensor: ...
 
 
-def register(name: str, forward: Forward, backward: Backward) -> Mix:
-    """Define the operators hypermlp::name and hypermlp::name_backward; returns the function that calls them."""
+def register(
+    name: str,
+    forward: Forward,
+    backward: Backward,
+    *,
+    also_saved: Sequence[Callable[[Inputs], Tensor]] = (),
+    infer: Callable[[Inputs, Spec, int | None], Tensor] | None = None,
+) -> Mix:
+    """Define the operators hypermlp::name and hypermlp::name_backward; returns the function that calls them.
 
-    def forward_op(*arguments: Any) -> tuple[Tensor, Tensor]:
+    also_saved: what the forward gives beside o and ρ, as functions that make empty tensors of the same shapes. infer: o alone,
+    called where nobody records; the forward, if None.
+    """
+    outputs = ["o", "rho", *(f"saved{n}" for n in range(len(also_saved)))]
+
+    def forward_op(*arguments: Any) -> tuple[Tensor, ...]:
         call = Call.from_flat(arguments)
         with no_autocast(call.inputs.q):
             return forward(*call)
 
-    def backward_op(d_o: Tensor, o: Tensor, rho: Tensor, *arguments: Any) -> list[Tensor]:
-        call = Call.from_flat(arguments)
-        with no_autocast(o):
-            return [o.new_empty(0) if g is None else g for g in backward(d_o, o, rho, *call)]
+    def backward_op(d_o: Tensor, *arguments: Any) -> list[Tensor]:
+        call = Call.from_flat(arguments[len(outputs) :])
+        with no_autocast(d_o):
+            return [d_o.new_empty(0) if g is None else g for g in backward(d_o, *arguments[: len(outputs)], *call)]
 
-    def fake_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-        q, _, v, *_ = arguments
+    def fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
+        inputs = Call.from_flat(arguments).inputs
+        q, v = inputs.q, inputs.v
         B, T, H, V = q.shape[0], q.shape[1], v.shape[2], v.shape[3]
-        return q.new_empty(B, T, H, V), q.new_empty(B, T, H, dtype=compute_dtype(q.dtype))
+        rho = q.new_empty(B, T, H, dtype=compute_dtype(q.dtype))
+        return q.new_empty(B, T, H, V), rho, *(make(inputs) for make in also_saved)
 
-    def fake_backward(d_o: Tensor, o: Tensor, rho: Tensor, *arguments: Any) -> list[Tensor]:
-        wanted = Call.from_flat(arguments).inputs.differentiable
-        return [o.new_empty(0) if x is None else x.new_empty(x.shape) for x in wanted]
+    def fake_backward(d_o: Tensor, *arguments: Any) -> list[Tensor]:
+        wanted = Call.from_flat(arguments[len(outputs) :]).inputs.differentiable
+        return [d_o.new_empty(0) if x is None else x.new_empty(x.shape) for x in wanted]
 
     opaque = torch.library.custom_op(
-        f"hypermlp::{name}", forward_op, mutates_args=(), schema=f"({CALL_SCHEMA}) -> (Tensor, Tensor)"
+        f"hypermlp::{name}", forward_op, mutates_args=(), schema=f"({CALL_SCHEMA}) -> ({', '.join('Tensor' for _ in outputs)})"
     )
     opaque_backward = torch.library.custom_op(
         f"hypermlp::{name}_backward",
         backward_op,
         mutates_args=(),
-        schema=f"(Tensor d_o, Tensor o, Tensor rho, {CALL_SCHEMA}) -> Tensor[]",
+        schema=f"({', '.join(f'Tensor {x}' for x in ('d_o', *outputs))}, {CALL_SCHEMA}) -> Tensor[]",
     )
     opaque.register_fake(fake_forward)
     opaque_backward.register_fake(fake_backward)
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         tensors, *ctx.options = Call.from_flat(inputs)
         ctx.save_for_backward(*output, *tensors)
 
-    def differentiate(ctx: Any, d_o: Tensor, d_rho: Tensor) -> tuple[Any, ...]:
-        o, rho, *tensors = ctx.saved_tensors
+    def differentiate(ctx: Any, d_o: Tensor, *_: Tensor) -> tuple[Any, ...]:
+        made, tensors = ctx.saved_tensors[: len(outputs)], ctx.saved_tensors[len(outputs) :]
         call = Call(Inputs(*tensors), *ctx.options)
         wanted = call.inputs.differentiable
         if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated again
@@ -147,7 +158,7 @@ def register(name: str, forward: Forward, backward: Backward) -> Mix:
 
             grads = gradients_with_graph(dense, wanted, (d_o,))
         else:
-            found = opaque_backward(d_o, o, rho, *call.flat())
+            found = opaque_backward(d_o, *made, *call.flat())
             grads = [None if x is None else g for x, g in zip(wanted, found, strict=True)]
         return (*grads, *(None for _ in call.flat()[len(wanted) :]))
 
@@ -167,7 +178,7 @@ def register(name: str, forward: Forward, backward: Backward) -> Mix:
         if recording(*call.inputs):
             return opaque(*call.flat())[0]
         with no_autocast(q):
-            return forward(*call)[0]
+            return forward(*call)[0] if infer is None else infer(*call)
 
     return mix
 

@@ -1,0 +1,30 @@
+"""The operator as fused Triton kernels for NVIDIA's GPUs. Nothing here imports triton until a call needs it.
+
+skew: time order to lag order inside a kernel. forward, backward, products, decode, pointwise: kernels. blocks: which program
+works on what. tiles: tile sizes. launch, gradients, stepping: from tensors to launches. operator: the registered operator.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hypermlp.ops.triton.settings import obstacle, reason
+from hypermlp.ops.types import Mixing, Spec
+
+__all__ = ["mix", "obstacle", "reason"]
+
+
+def mix(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    routing: Mixing | None,
+    reading: Mixing | None,
+    spec: Spec,
+    spans: Tensor | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """reference.mix by the kernels; import triton at the first call."""
+    from hypermlp.ops.triton.operator import mix as registered_mix
+
+    return registered_mix(q, k, v, routing, reading, spec, spans, chunk)

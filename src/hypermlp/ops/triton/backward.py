@@ -1,0 +1,249 @@
+"""The backward kernels. Everything of size rows × slots is computed once, into a scratch that holds a chunk of the rows.
+
+    backward_rows        dõ = do / ρ and dn = −(dõ·o) / ρ, per row
+    backward_dw          dw = dõ vᵀ and g2 = dw A2; writes dw
+    backward_h           z, h and a again; da, dh, w; g1 = dh B1; writes z, dh, a and w
+    backward_parameters  of y ↦ y ⊙ D + ((y A) ⊙ s) Bᵀ: dA = yᵀ(g ⊙ s), dB = dyᵀ(y A ⊙ s), dD = Σ y ⊙ dy
+    backward_dz          dz = dh R1ᵀ; writes dz over z
+    products             dq = dz k, dk = dzᵀ q, dv = wᵀ dõ
+
+The scratch of a row block is M rows. In lag order a lag has the same column in every row; row i stored i + 1 columns further
+right is time order, which w and dz are in for the products, and no kernel turns anything back. Parameter gradients belong to
+one program each, which adds up rows in a fixed order: no atomics, the same bits in every run.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hypermlp.ops.triton.forward import both_scores, hidden, queries, row_block, scratch_block
+from hypermlp.ops.triton.skew import (
+    cast,
+    controlled,
+    lag_select,
+    load_rows,
+    low_rank,
+    mm,
+    per_lag,
+    rotate,
+    softplus_sigmoid,
+    store_rows,
+    to_lags,
+    wide_scores,
+)
+
+
+@triton.jit
+def backward_rows(d_o, o, rho, dr, dn, count, V: tl.constexpr, VP: tl.constexpr, NORM: tl.constexpr, M: tl.constexpr):
+    """dõ (B T H V) and dn (B T H), which is zero without a norm."""
+    row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
+    ok = row < count
+    norm = tl.load(rho + row, mask=ok, other=1.0)
+    d = load_rows(d_o, row, ok, V, V, 0, VP).to(tl.float32) / norm[:, None]
+    store_rows(dr, row, ok, V, V, 0, d, VP)
+    turn = norm * 0.0
+    if NORM:
+        turn = -tl.sum(d * load_rows(o, row, ok, V, V, 0, VP).to(tl.float32), 1) / norm
+    tl.store(dn + row, turn, mask=ok)
+
+
+@triton.jit
+def store_controlled(g, u, s, ds, gs, t, rows, stride, R: tl.constexpr, RP: tl.constexpr):
+    """ds = u ⊙ g and gs = g ⊙ s of a row block."""
+    store_rows(ds, t, rows, stride, R, 0, g * load_rows(u, t, rows, stride, R, 0, RP), RP)
+    store_rows(gs, t, rows, stride, R, 0, g * load_rows(s, t, rows, stride, R, 0, RP).to(tl.float32), RP)
+
+
+@triton.jit
+def backward_dw(
+    dr, v, A2, s2, y2, ds2, gs2, to_dw, table, order, cells, T, L, H, v_b, v_t,
+    V: tl.constexpr, BV: tl.constexpr, NV: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr, MIX2: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    entry = table + tl.load(order + tl.program_id(0)) * 8
+    b, t, rows, c0, at, S = row_block(entry, M)
+    h = tl.program_id(1)
+    j = tl.arange(0, N)
+    LATE: tl.constexpr = 1 if M <= N else 2
+    DT: tl.constexpr = v.dtype.element_ty
+    Q = tl.cdiv(tl.minimum(L, at + M), N)
+    row = b * T * H + h
+    vb = v + b * v_b + c0.to(tl.int64) * v_t + h * V
+    db = dr + row * V
+    x0 = load_rows(db, t, rows, H * V, V, 0, BV)
+    x1, x2 = x0, x0
+    if NV > 1:
+        x1 = load_rows(db, t, rows, H * V, V, BV, BV)
+    if NV > 2:
+        x2 = load_rows(db, t, rows, H * V, V, 2 * BV, BV)
+    memory = to_dw + h.to(tl.int64) * cells + scratch_block(entry, M)
+    d1 = tl.zeros([M, N], DT)
+    d2 = d1
+    g = tl.zeros([M, RP2], tl.float32)
+    for n in range(0, Q + LATE):
+        c = at + 1 - (Q - n) * N + j
+        now = wide_scores(x0, x1, x2, db, t, rows, vb, c, (c >= 0) & (c < S), H * V, v_t, V, BV, NV, PREC)
+        now = rotate(cast(now, DT), M, N)
+        dw = lag_select(d2, d1, now, M, N)
+        d2, d1 = d1, now
+        p = L - (Q - n + LATE) * N + j
+        ok = (p >= 0) & (n >= LATE)
+        dw = tl.where(ok[None, :], dw, 0.0)
+        if MIX2:
+            g = mm(dw, load_rows(A2 + h * L * R2, p, ok, R2, R2, 0, RP2), g, PREC)
+        column = (n - LATE) * N + j
+        tl.store(memory + column[None, :], dw, mask=rows[:, None] & (column >= 0)[None, :])
+    if MIX2:
+        first = row * R2
+        store_controlled(g, y2 + first, s2 + first, ds2 + first, gs2 + first, t, rows, H * R2, R2, RP2)
+
+
+@triton.jit
+def backward_h(
+    q, k, B1, D1, s1, u, ds1, gs1, A2, B2, D2, gs2, ys2, dn, from_dw, to_z, to_dh, to_a, to_w,
+    table, order, cells, T, L, H, k_b, k_t,
+    K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
+    R1: tl.constexpr, RP1: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr,
+    GLU: tl.constexpr, MIX1: tl.constexpr, BASE1: tl.constexpr, MIX2: tl.constexpr, BASE2: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, PACK: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """With R1 z and dh go to the scratch in lag order; without it dh is dz and goes to z's place in time order."""
+    entry = table + tl.load(order + tl.program_id(0)) * 8
+    b, t, rows, c0, at, S = row_block(entry, M)
+    h = tl.program_id(1)
+    G = 2 * H if GLU else H
+    i, j = tl.arange(0, M)[:, None], tl.arange(0, N)
+    LATE: tl.constexpr = 1 if M <= N else 2
+    DT: tl.constexpr = k.dtype.element_ty
+    CARRY: tl.constexpr = tl.int32 if GLU and PACK else tl.float32
+    Q = tl.cdiv(tl.minimum(L, at + M), N)
+    qg1, qg2, qs1, qs2 = queries(q, b, t, rows, h, T, H, K, K1, K2, GLU)
+    kg = k + b * k_b + c0.to(tl.int64) * k_t + h * K
+    ks = kg + H * K
+    first, row = (b * T * G + h) * R1, b * T * H + h
+    usg, uss, gs, ys = qg1, qg1, qg1, qg1
+    if MIX1:
+        usg = controlled(u + first, s1 + first, t, rows, G * R1, R1, RP1, DT)
+        if GLU:
+            uss = controlled(u + first + H * R1, s1 + first + H * R1, t, rows, G * R1, R1, RP1, DT)
+    if MIX2:
+        gs = load_rows(gs2 + row * R2, t, rows, H * R2, R2, 0, RP2)
+        ys = load_rows(ys2 + row * R2, t, rows, H * R2, R2, 0, RP2)
+    turn = tl.load(dn + row + t * H, mask=rows, other=0.0)[:, None]
+    block = scratch_block(entry, M)
+    own = h.to(tl.int64) * cells
+    scale = (h + H).to(tl.int64) * cells
+    g1 = tl.zeros([M, N], CARRY)
+    g2, c1, c2 = g1, g1, g1
+    gg, gt = tl.zeros([M, RP1], tl.float32), tl.zeros([M, RP1], tl.float32)
+    for n in range(0, Q + LATE):
+        zg, zs = both_scores(qg1, qg2, qs1, qs2, kg, ks, at + 1 - (Q - n) * N + j, S, k_t, K, K1, K2, GLU, PREC)
+        zg, zs, g1, g2, c1, c2 = to_lags(zg, zs, g1, g2, c1, c2, M, N, GLU, PACK)
+        p = L - (Q - n + LATE) * N + j
+        ok = (p >= 0) & (n >= LATE)
+        exists = ((at + 1 - (Q - n + LATE) * N + j[None, :] + i) >= 0) & ok[None, :]
+        column = ((n - LATE) * N + j)[None, :]
+        inside = rows[:, None] & (column >= 0)
+        lag = block + column
+        hg = hidden(zg, usg, B1 + h * L * R1, D1 + h * L, p, ok, exists, R1, RP1, MIX1, BASE1, PREC)
+        dw = tl.load(from_dw + own + lag, mask=inside, other=0.0).to(tl.float32)
+        da = dw
+        if MIX2:
+            da = low_rank(gs, B2 + h * L * R2, p, ok, R2, RP2, PREC)
+            if BASE2:
+                da += dw * per_lag(D2 + h * L, p, ok)
+        a = tl.maximum(hg, 0.0)
+        dhg = tl.where(hg > 0, da, 0.0)
+        if GLU:
+            hs = hidden(zs, uss, B1 + (h + H) * L * R1, D1 + (h + H) * L, p, ok, exists, R1, RP1, MIX1, BASE1, PREC)
+            positive, slope = softplus_sigmoid(hs, not PACK)
+            dhs = cast(dhg * a * slope, DT)
+            dhg *= positive
+            a *= positive
+        dhg = cast(dhg + turn * hg, DT)
+        w = a
+        if MIX2:
+            w = low_rank(ys, A2 + h * L * R2, p, ok, R2, RP2, PREC)
+            if BASE2:
+                w += a * per_lag(D2 + h * L, p, ok)
+            tl.store(to_a + own + lag, cast(a, DT), mask=inside)
+        tl.store(to_w + own + lag + (i + 1), cast(w, DT), mask=inside & exists)
+        if MIX1:
+            zg = tl.where(exists, zg, 0.0)
+            tl.store(to_z + own + lag, cast(zg, DT), mask=inside)
+            tl.store(to_dh + own + lag, dhg, mask=inside)
+            gg = mm(dhg, load_rows(B1 + h * L * R1, p, ok, R1, R1, 0, RP1), gg, PREC)
+            if GLU:
+                zs = tl.where(exists, zs, 0.0)
+                tl.store(to_z + scale + lag, cast(zs, DT), mask=inside)
+                tl.store(to_dh + scale + lag, dhs, mask=inside)
+                gt = mm(dhs, load_rows(B1 + (h + H) * L * R1, p, ok, R1, R1, 0, RP1), gt, PREC)
+        else:
+            tl.store(to_z + own + lag + (i + 1), dhg, mask=inside & exists)
+            if GLU:
+                tl.store(to_z + scale + lag + (i + 1), dhs, mask=inside & exists)
+    if MIX1:
+        store_controlled(gg, u + first, s1 + first, ds1 + first, gs1 + first, t, rows, G * R1, R1, RP1)
+        if GLU:
+            first += H * R1
+            store_controlled(gt, u + first, s1 + first, ds1 + first, gs1 + first, t, rows, G * R1, R1, RP1)
+
+
+@triton.jit
+def backward_parameters(
+    from_y, from_dy, us, gs, dA, dB, dD, table, order, tallies, cells, T, L, heads,
+    R: tl.constexpr, RP: tl.constexpr, BASE: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, LAGS: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Shares dA, dB (splits heads L R) and dD (splits heads L) of every splits-th row block. Grid (lags, heads, splits)."""
+    far, h, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    j = tl.arange(0, LAGS)
+    p = L - (far + 1) * LAGS + j
+    ok = p >= 0
+    da, db = tl.zeros([LAGS, RP], tl.float32), tl.zeros([LAGS, RP], tl.float32)
+    dd = tl.zeros([LAGS], tl.float32)
+    for n in range(split, tl.load(tallies + far), tl.num_programs(2)):
+        entry = table + tl.load(order + n) * 8
+        b, t, rows, _, at, _ = row_block(entry, M)
+        column = tl.cdiv(tl.minimum(L, at + M), N) * N - (far + 1) * LAGS + j
+        lag = h.to(tl.int64) * cells + scratch_block(entry, M) + column[None, :]
+        inside = rows[:, None] & ((column >= 0) & ok)[None, :]
+        y = tl.load(from_y + lag, mask=inside, other=0.0)
+        dy = tl.load(from_dy + lag, mask=inside, other=0.0)
+        first = (b * T * heads + h) * R
+        da = mm(tl.trans(y), load_rows(gs + first, t, rows, heads * R, R, 0, RP), da, PREC)
+        db = mm(tl.trans(dy), load_rows(us + first, t, rows, heads * R, R, 0, RP), db, PREC)
+        if BASE:
+            dd += tl.sum(y.to(tl.float32) * dy.to(tl.float32), 0)
+    first = (split * heads + h).to(tl.int64) * L
+    da += load_rows(dA + first * R, p, ok, R, R, 0, RP)
+    db += load_rows(dB + first * R, p, ok, R, R, 0, RP)
+    store_rows(dA + first * R, p, ok, R, R, 0, da, RP)
+    store_rows(dB + first * R, p, ok, R, R, 0, db, RP)
+    if BASE:
+        tl.store(dD + first + p, dd + tl.load(dD + first + p, mask=ok, other=0.0), mask=ok)
+
+
+@triton.jit
+def backward_dz(
+    from_dh, A1, D1, gs1, to_dz, table, order, cells, T, L, heads,
+    R: tl.constexpr, RP: tl.constexpr, BASE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Grid (row blocks, routing heads)."""
+    entry = table + tl.load(order + tl.program_id(0)) * 8
+    b, t, rows, _, at, _ = row_block(entry, M)
+    h = tl.program_id(1)
+    i, j = tl.arange(0, M)[:, None], tl.arange(0, N)
+    Q = tl.cdiv(tl.minimum(L, at + M), N)
+    gs = load_rows(gs1 + (b * T * heads + h) * R, t, rows, heads * R, R, 0, RP)
+    block = h.to(tl.int64) * cells + scratch_block(entry, M)
+    for n in range(0, Q):
+        p = L - (Q - n) * N + j
+        ok = p >= 0
+        exists = rows[:, None] & ok[None, :] & ((at + 1 - (Q - n) * N + j[None, :] + i) >= 0)
+        lag = block + (n * N + j)[None, :]
+        dz = low_rank(gs, A1 + h * L * R, p, ok, R, RP, PREC)
+        if BASE:
+            dz += tl.load(from_dh + lag, mask=exists, other=0.0).to(tl.float32) * per_lag(D1 + h * L, p, ok)
+        tl.store(to_dz + lag + (i + 1), cast(dz, to_dz.dtype.element_ty), mask=exists)

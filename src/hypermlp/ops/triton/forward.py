@@ -1,0 +1,187 @@
+"""The forward kernels: u = z A1; then y2 = a B2 and ρ; then w, and o = w v / ρ by products.row_product.
+
+Each walks over the slots of a block of M rows once and computes z, h and a again rather than keep them. w goes through a
+scratch that holds a chunk of the rows: stored with row i shifted by i + 1 it is in time order, and the wide product w v needs
+neither the skew nor the registers of what came before. Grid: (row blocks, heads). The table of row blocks (blocks.py) makes
+plain batches, packed documents and caches alike.
+
+Letters: see skew.py. A trailing g is of the gate, s of the scale head; ReLU has the gate alone.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hypermlp.ops.triton.skew import (
+    cast,
+    controlled,
+    load_rows,
+    low_rank,
+    mm,
+    per_lag,
+    scores,
+    softplus,
+    store_rows,
+    to_lags,
+)
+
+
+@triton.jit
+def row_block(entry, M: tl.constexpr):
+    """Batch entry, rows and which of them exist, first slot, position of the first row, slots of the sequence."""
+    t = tl.load(entry + 1) + tl.arange(0, M)
+    return tl.load(entry).to(tl.int64), t, t < tl.load(entry + 2), tl.load(entry + 3), tl.load(entry + 4), tl.load(entry + 5)
+
+
+@triton.jit
+def scratch_block(entry, M: tl.constexpr):
+    """Rows of a block's scratch (M 1): row i begins i times its length further on."""
+    return tl.multiple_of(tl.load(entry + 6), 16) + tl.arange(0, M)[:, None] * tl.multiple_of(tl.load(entry + 7), 16)
+
+
+@triton.jit
+def queries(q, b, t, rows, h, T, H, K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, GLU: tl.constexpr):
+    """The pieces of a row block's queries, of gate and scale."""
+    G = 2 * H if GLU else H
+    at = q + (b * T * G + h) * K
+    g1 = load_rows(at, t, rows, G * K, K, 0, K1)
+    g2, s1, s2 = g1, g1, g1
+    if K2 > 0:
+        g2 = load_rows(at, t, rows, G * K, K, K1, K2)
+    if GLU:
+        s1 = load_rows(at + H * K, t, rows, G * K, K, 0, K1)
+        s2 = s1
+        if K2 > 0:
+            s2 = load_rows(at + H * K, t, rows, G * K, K, K1, K2)
+    return g1, g2, s1, s2
+
+
+@triton.jit
+def both_scores(
+    qg1, qg2, qs1, qs2, kg, ks, c, S, k_t,
+    K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, GLU: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """A time tile of the scores of gate and scale."""
+    ok = (c >= 0) & (c < S)
+    zg = scores(qg1, qg2, kg, c, ok, k_t, K, K1, K2, PREC)
+    zs = zg
+    if GLU:
+        zs = scores(qs1, qs2, ks, c, ok, k_t, K, K1, K2, PREC)
+    return zg, zs
+
+
+@triton.jit
+def hidden(
+    z, us, B1, D1, p, ok, exists, R: tl.constexpr, RP: tl.constexpr, MIX: tl.constexpr, BASE: tl.constexpr, PREC: tl.constexpr
+):
+    """h = z R1 of a lag tile, given u ⊙ s."""
+    h = z
+    if MIX:
+        h = low_rank(us, B1, p, ok, R, RP, PREC)
+        if BASE:
+            h += z * per_lag(D1, p, ok)
+    return tl.where(exists, h, 0.0)
+
+
+@triton.jit
+def forward_u(
+    q, k, A1, u, table, order, T, L, H, k_b, k_t,
+    K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, GLU: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, PACK: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """u (B T G R)."""
+    b, t, rows, c0, at, S = row_block(table + tl.load(order + tl.program_id(0)) * 8, M)
+    h = tl.program_id(1)
+    G = 2 * H if GLU else H
+    j = tl.arange(0, N)
+    LATE: tl.constexpr = 1 if M <= N else 2  # time tiles until a lag tile is complete
+    DT: tl.constexpr = k.dtype.element_ty
+    CARRY: tl.constexpr = tl.int32 if GLU and PACK else tl.float32
+    Q = tl.cdiv(tl.minimum(L, at + M), N)
+    qg1, qg2, qs1, qs2 = queries(q, b, t, rows, h, T, H, K, K1, K2, GLU)
+    kg = k + b * k_b + c0.to(tl.int64) * k_t + h * K
+    ks = kg + H * K
+    Ag, As = A1 + h * L * R, A1 + (h + H) * L * R
+    ug, us = tl.zeros([M, RP], tl.float32), tl.zeros([M, RP], tl.float32)
+    g1 = tl.zeros([M, N], CARRY)
+    g2, s1, s2 = g1, g1, g1
+    for n in range(0, Q + LATE):
+        zg, zs = both_scores(qg1, qg2, qs1, qs2, kg, ks, at + 1 - (Q - n) * N + j, S, k_t, K, K1, K2, GLU, PREC)
+        zg, zs, g1, g2, s1, s2 = to_lags(zg, zs, g1, g2, s1, s2, M, N, GLU, PACK)
+        p = L - (Q - n + LATE) * N + j
+        ok = (p >= 0) & (n >= LATE)
+        zg = tl.where(ok[None, :], zg, 0.0)
+        ug = mm(cast(zg, DT), load_rows(Ag, p, ok, R, R, 0, RP), ug, PREC)
+        if GLU:
+            zs = tl.where(ok[None, :], zs, 0.0)
+            us = mm(cast(zs, DT), load_rows(As, p, ok, R, R, 0, RP), us, PREC)
+    out = u + (b * T * G + h) * R
+    store_rows(out, t, rows, G * R, R, 0, ug, RP)
+    if GLU:
+        store_rows(out + H * R, t, rows, G * R, R, 0, us, RP)
+
+
+@triton.jit
+def forward_w(
+    q, k, B1, D1, s1, u, A2, B2, D2, s2, y2, rho, to_w, table, order, cells, T, L, H, k_b, k_t, eps,
+    K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
+    R1: tl.constexpr, RP1: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr, GLU: tl.constexpr, NORM: tl.constexpr,
+    MIX1: tl.constexpr, BASE1: tl.constexpr, MIX2: tl.constexpr, BASE2: tl.constexpr, READ: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, PACK: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """READ false: y2 (B T H R). READ true: w into the scratch. The first of them, READ if there is no R2, writes ρ (B T H)."""
+    entry = table + tl.load(order + tl.program_id(0)) * 8
+    b, t, rows, c0, at, S = row_block(entry, M)
+    h = tl.program_id(1)
+    G = 2 * H if GLU else H
+    i, j = tl.arange(0, M)[:, None], tl.arange(0, N)
+    LATE: tl.constexpr = 1 if M <= N else 2
+    FIRST: tl.constexpr = not (READ and MIX2)
+    DT: tl.constexpr = k.dtype.element_ty
+    CARRY: tl.constexpr = tl.int32 if GLU and PACK else tl.float32
+    Q = tl.cdiv(tl.minimum(L, at + M), N)
+    qg1, qg2, qs1, qs2 = queries(q, b, t, rows, h, T, H, K, K1, K2, GLU)
+    kg = k + b * k_b + c0.to(tl.int64) * k_t + h * K
+    ks = kg + H * K
+    usg, uss, ys = qg1, qg1, qg1
+    if MIX1:
+        first = (b * T * G + h) * R1
+        usg = controlled(u + first, s1 + first, t, rows, G * R1, R1, RP1, DT)
+        if GLU:
+            uss = controlled(u + first + H * R1, s1 + first + H * R1, t, rows, G * R1, R1, RP1, DT)
+    row = b * T * H + h  # of per-row vectors
+    if READ and MIX2:
+        ys = controlled(y2 + row * R2, s2 + row * R2, t, rows, H * R2, R2, RP2, DT)
+    g1 = tl.zeros([M, N], CARRY)
+    g2, c1, c2 = g1, g1, g1
+    square = tl.zeros([M], tl.float32)
+    y = tl.zeros([M, RP2], tl.float32)
+    memory = to_w + h.to(tl.int64) * cells + scratch_block(entry, M)
+    for n in range(0, Q + LATE):
+        zg, zs = both_scores(qg1, qg2, qs1, qs2, kg, ks, at + 1 - (Q - n) * N + j, S, k_t, K, K1, K2, GLU, PREC)
+        zg, zs, g1, g2, c1, c2 = to_lags(zg, zs, g1, g2, c1, c2, M, N, GLU, PACK)
+        p = L - (Q - n + LATE) * N + j
+        ok = (p >= 0) & (n >= LATE)
+        exists = ((at + 1 - (Q - n + LATE) * N + j[None, :] + i) >= 0) & ok[None, :]
+        hg = hidden(zg, usg, B1 + h * L * R1, D1 + h * L, p, ok, exists, R1, RP1, MIX1, BASE1, PREC)
+        a = tl.maximum(hg, 0.0)
+        if GLU:
+            hs = hidden(zs, uss, B1 + (h + H) * L * R1, D1 + (h + H) * L, p, ok, exists, R1, RP1, MIX1, BASE1, PREC)
+            a *= softplus(hs, not PACK)
+        if FIRST and NORM:
+            square += tl.sum(hg * hg, 1)
+        if READ:
+            w = a
+            if MIX2:
+                w = low_rank(ys, A2 + h * L * R2, p, ok, R2, RP2, PREC)
+                if BASE2:
+                    w += a * per_lag(D2 + h * L, p, ok)
+            tl.store(memory + ((n - LATE) * N + j)[None, :] + (i + 1), cast(w, DT), mask=exists & rows[:, None])
+        else:
+            y = mm(cast(a, DT), load_rows(B2 + h * L * R2, p, ok, R2, R2, 0, RP2), y, PREC)
+    if FIRST:
+        norm = tl.sqrt(square + eps) if NORM else square + 1.0
+        tl.store(rho + row + t * H, norm, mask=rows)
+    if not READ:
+        store_rows(y2 + row * R2, t, rows, H * R2, R2, 0, y, RP2)

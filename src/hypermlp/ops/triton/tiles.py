@@ -1,0 +1,64 @@
+"""Tile sizes by kernel, architecture and type: a table, not a search at every start.
+
+`tiles.json` beside this file was chosen by ahead-of-time compilation (registers, spills, instructions); `hypermlp bench tune`
+measures on a GPU and writes a table of its own into the cache folder, which then comes first.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from hypermlp.ops.native.build import cache_folder
+from hypermlp.ops.triton.settings import interpreted
+
+SHIPPED = Path(__file__).with_name("tiles.json")
+INTERPRETED = (16, 16, 4, 1)
+
+
+class Tile(NamedTuple):
+    """M rows and N columns of a kernel's tile; warps and pipeline stages that compute it."""
+
+    M: int
+    N: int
+    warps: int
+    stages: int
+    kernel: str
+
+
+def tile(kernel: str, arch: int, dtype: str) -> Tile:
+    """The tile of a kernel for an architecture such as 89 and "bfloat16" or "float32" products."""
+    if interpreted():
+        return Tile(*INTERPRETED, kernel)
+    table = tables()
+    known = sorted(int(name) for name in table)
+    nearest = max([a for a in known if a <= arch], default=known[0])
+    return Tile(*table[str(nearest)][dtype][kernel], kernel)
+
+
+def tuned_path() -> Path:
+    return cache_folder() / "tiles.json"
+
+
+@functools.cache
+def tables() -> dict[str, Any]:
+    """Architecture → type → kernel → [M, N, warps, stages]; what was tuned on this machine overrules what is shipped."""
+    found: dict[str, Any] = json.loads(SHIPPED.read_text())
+    if tuned_path().is_file():
+        for arch, types in json.loads(tuned_path().read_text())["tiles"].items():
+            for dtype, kernels in types.items():
+                found.setdefault(arch, {}).setdefault(dtype, {}).update(kernels)
+    return found
+
+
+@functools.cache
+def architecture(device: str) -> int:
+    """Compute capability of a CUDA device as one number; 0 under the interpreter."""
+    if interpreted() or not torch.cuda.is_available():
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
