@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hypermlp.cache import Cache, Keeps
+from hypermlp.cache import Cache, CacheSpec
 from hypermlp.cli import app
 from hypermlp.mixers.base import Mixer, Tokens, visible_slots
 
 
 class MovingAverage(Mixer):
-    """Keeps the past as slots, so that its cache can go back. Written for clarity: its cost grows with T²."""
+    """CacheSpec the past as slots, so that its cache can go back. Written for clarity: its cost grows with T²."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class MovingAverage(Mixer):
         self.rate = nn.Parameter(torch.linspace(-3, 3, width))  # of forgetting, before the softplus
         self.proj = nn.Linear(width, width, bias=False)
 
-    def keeps(self) -> Keeps:
-        return Keeps(slots={"x": (self.width,)})
+    def cache_spec(self) -> CacheSpec:
+        return CacheSpec(slots={"x": (self.width,)})
 
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         past, spans = tokens.x, tokens.spans

@@ -220,7 +220,7 @@ def readout_weights(problem: Problem, impl: str = "dense", chunk: int | None = N
 # The source of a mixer of a user's own, to be written to a file and named FILE.py:Mine.
 OWN_MIXER = """
 from torch import nn
-from hypermlp.cache import Keeps
+from hypermlp.cache import CacheSpec
 from hypermlp.mixers import Mixer
 
 class Mine(Mixer):
@@ -228,8 +228,8 @@ class Mine(Mixer):
         super().__init__()
         self.width, self.proj = width, nn.Linear(width, width)
 
-    def keeps(self):
-        return Keeps()
+    def cache_spec(self):
+        return CacheSpec()
 
     def mix(self, tokens, cache):
         return self.proj(tokens.x)

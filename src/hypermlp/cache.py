@@ -22,7 +22,7 @@ COUNTERS = ("begin", "end", "seen", "known")  # bookkeeping, one whole number a 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeps:
+class CacheSpec:
     """What a mixer keeps between steps, for each row of a batch."""
 
     slots: Shapes = field(default_factory=dict)  # name → shape for one token
@@ -46,11 +46,13 @@ class Cache:
     `keep` inputs of each row are kept too, newest last: what convolutions look back on, and what crop goes back to.
     """
 
-    def __init__(self, keeps: Keeps, rewind: int, slots: dict[str, Tensor], states: dict[str, Tensor], inputs: Tensor) -> None:
+    def __init__(
+        self, spec: CacheSpec, rewind: int, slots: dict[str, Tensor], states: dict[str, Tensor], inputs: Tensor
+    ) -> None:
         batch = inputs.shape[0]
-        self.keeps, self.rewind = keeps, rewind
+        self.spec, self.rewind = spec, rewind
         self.slots, self.states, self.inputs = slots, states, inputs  # inputs: B keep+spare C
-        self.window, self.taps, self.one_way = keeps.window, keeps.taps, keeps.one_way
+        self.window, self.taps, self.one_way = spec.window, spec.taps, spec.one_way
         self.keep = 0 if self.taps <= 1 else rewind + self.taps - 1
         self.tail = self.keep  # end of the recent inputs in `inputs`, for all rows
         # Where a row's slots lie, how many tokens it has seen in all, and how many of its recent inputs are true:
@@ -60,7 +62,7 @@ class Cache:
     @classmethod
     def new(
         cls,
-        keeps: Keeps,
+        spec: CacheSpec,
         batch: int,
         *,
         rewind: int | None = None,
@@ -69,7 +71,7 @@ class Cache:
         device: torch.device,
     ) -> Cache:
         """Empty, with room for max_len tokens (it grows when there are more)."""
-        rewind = keeps.rewind if rewind is None else rewind
+        rewind = spec.rewind if rewind is None else rewind
         for name, value, least in (
             ("batch_size", batch, 0),
             ("max_len", 1 if max_len is None else max_len, 1),
@@ -78,24 +80,24 @@ class Cache:
             if value < least:
                 raise ValueError(f"{name} ({value}) must be at least {least}")
         room = SMALLEST_ROOM if max_len is None else max_len
-        room = room if keeps.window is None else min(room, keeps.window)
-        kept = 0 if keeps.taps <= 1 else rewind + keeps.taps - 1 + SPARE_INPUTS
+        room = room if spec.window is None else min(room, spec.window)
+        kept = 0 if spec.taps <= 1 else rewind + spec.taps - 1 + SPARE_INPUTS
 
         def zeros(shape: tuple[int, ...], exact: bool = False) -> Tensor:
             precision = torch.promote_types(dtype, torch.float32) if exact else dtype
             return torch.zeros(batch, *shape, dtype=precision, device=device)
 
-        slots = {name: zeros((room, *shape), keeps.rewritten) for name, shape in keeps.slots.items()}
-        states = {name: zeros(shape, exact=True) for name, shape in keeps.states.items()}
-        return cls(keeps, rewind, slots, states, zeros((kept, keeps.width)))
+        slots = {name: zeros((room, *shape), spec.rewritten) for name, shape in spec.slots.items()}
+        states = {name: zeros(shape, exact=True) for name, shape in spec.states.items()}
+        return cls(spec, rewind, slots, states, zeros((kept, spec.width)))
 
     # What a layer does with it
 
-    def check(self, x: Tensor, keeps: Keeps) -> None:
+    def check(self, x: Tensor, spec: CacheSpec) -> None:
         """Refuse a cache that was not made for this layer, batch and device."""
-        if self.keeps != keeps:
+        if self.spec != spec:
             raise ValueError(
-                f"the cache is one of {self.keeps}, and this layer needs {keeps}; make it with this layer's new_cache"
+                f"the cache is one of {self.spec}, and this layer needs {spec}; make it with this layer's new_cache"
             )
         if self.batch_size != x.shape[0]:
             raise ValueError(f"the cache has {self.batch_size} rows and x {x.shape[0]}; see cache.select and Cache.stack")
@@ -319,7 +321,7 @@ class Cache:
         """One cache of all rows of `caches`, in order; they must come from the same layer."""
         if not caches:
             raise ValueError("stack needs at least one cache")
-        kinds = [(c.keeps, c.rewind, c.inputs.dtype) for c in caches]
+        kinds = [(c.spec, c.rewind, c.inputs.dtype) for c in caches]
         if any(kind != kinds[0] for kind in kinds):
             raise ValueError(f"caches of different layers cannot be stacked: {kinds}")
         caches = [c.clone() for c in caches]
@@ -356,7 +358,7 @@ class Cache:
         slots = {name: state[f"slots.{name}"] for name in self.slots}
         states = {name: state[f"states.{name}"] for name in self.states}
         inputs = self.inputs.new_zeros(batch, *self.inputs.shape[1:])
-        other = type(self)(self.keeps, self.rewind, slots, states, inputs)
+        other = type(self)(self.spec, self.rewind, slots, states, inputs)
         other.inputs[:, : self.keep] = state["recent"]
         other.__dict__.update({name: state[name].tolist() for name in COUNTERS})
         return other

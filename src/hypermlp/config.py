@@ -11,28 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from hypermlp.checks import at_least_one, choose_from, divisible
+
 AttnKind = Literal["glu", "relu"]
 AttnNorm = Literal["out_scale", "l2", "none"]
 Aligner = Literal["offset", "identity"]
 GateAct = Literal["sigmoid", "none"]
 Impl = Literal["auto", "dense", "chunked", "native", "triton"]
 
-
 IGNORED = -100  # the target that losses and scores leave out, as torch's cross entropy does
-
-
-def choose_from(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raise if `value` is not one of the `allowed` words."""
-    if value not in allowed:
-        raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, allowed))}")
-
-
-def divisible(name: str, value: int, by: int, why: str) -> None:
-    """Raise, naming the nearest values that would do, unless `value` is a positive multiple of `by`."""
-    if value % by:
-        below = value - value % by
-        remedy = f"{below} or {below + by}" if below else str(by)
-        raise ValueError(f"{name} ({value}) must be divisible by {why}; try {remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,8 +176,7 @@ class HyperGLUConfig:
             if kind in ("int", "int | None"):
                 if value is None and kind == "int | None":
                     continue
-                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                    raise ValueError(f"{field.name} ({value!r}) must be a whole number of at least 1")
+                at_least_one(field.name, value)
             if kind == "float" and (isinstance(value, bool) or not isinstance(value, (int, float))):
                 raise ValueError(f"{field.name} ({value!r}) must be a number")
 

@@ -17,7 +17,7 @@ SOURCE = """
 from __future__ import annotations
 from dataclasses import dataclass
 from torch import nn
-from hypermlp.cache import Keeps
+from hypermlp.cache import CacheSpec
 from hypermlp.mixers import Entry, Mixer
 
 @dataclass
@@ -30,8 +30,8 @@ class Linear(Mixer):
         self.width = width
         self.proj = nn.Sequential(nn.Linear(width, rank), nn.Linear(rank, width))
 
-    def keeps(self):
-        return Keeps()
+    def cache_spec(self):
+        return CacheSpec()
 
     def mix(self, tokens, cache):
         return self.proj(tokens.x)

@@ -52,7 +52,7 @@ def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
     assert norm == results[0][1]
 
 
-def test_without_a_compiler_strips_give_the_same_and_the_notice_names_the_cure(tmp_path: Path) -> None:
+def test_without_a_compiler_chunks_give_the_same_and_the_notice_names_the_cure(tmp_path: Path) -> None:
     reference = finish(start(tmp_path / "none", HYPERMLP_IMPL="dense"))
     for compiler, words in (("/nowhere/c++", "no C++ compiler found; install g++"), ("/bin/false", "/bin/false failed")):
         impl, norm, err = finish(start(tmp_path / "none", CXX=compiler))
@@ -73,12 +73,12 @@ def test_the_environment_overrules_the_choice(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (("auto", "cuda"), "strips on cuda"),
-        (("native", "cpu", "float64"), "strips for float64"),
-        (("auto", "cpu", "float32", "identity"), "strips for the identity layout"),
+        (("auto", "cuda"), "on cuda"),
+        (("native", "cpu", "float64"), "for float64"),
+        (("auto", "cpu", "float32", "identity"), "for the identity layout"),
     ],
 )
-def test_what_the_kernel_cannot_do_falls_to_strips_with_the_reason(arguments: tuple[str, ...], words: str) -> None:
+def test_what_the_kernel_cannot_do_is_chunked_with_the_reason(arguments: tuple[str, ...], words: str) -> None:
     choice = choose(*arguments)
     assert choice.impl == "chunked"
     assert words in choice.reason

@@ -1,4 +1,4 @@
-"""hypermlp::strips and its kin are well-behaved torch operators: schema, fake tensors, autograd registration, dispatch."""
+"""hypermlp::chunked and its kin are well-behaved torch operators: schema, fake tensors, autograd registration, dispatch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def arguments(problem: object) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_opcheck(case: dict) -> None:
-    torch.library.opcheck(torch.ops.hypermlp.strips.default, arguments(make_problem(**case)))
+    torch.library.opcheck(torch.ops.hypermlp.chunked.default, arguments(make_problem(**case)))
 
 
 @pytest.mark.parametrize("case", [case for name, case in CASES.items() if "identity" not in name])

@@ -35,11 +35,11 @@ from hypermlp.cache import Cache
 from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
 from hypermlp.mixers.differential import DifferentialAttention
 from hypermlp.mixers.hyper import HyperGLU
+from hypermlp.mixers.parts import NORM_EPS
 from hypermlp.mixers.path import PathAttention, Turns
-from hypermlp.mixers.recurrent import NORM_EPS
 from hypermlp.mixers.softmax import SoftmaxAttention
 from hypermlp.ops import Mixing
-from hypermlp.ops.reference import row_tables, slot_ends
+from hypermlp.ops.types import row_tables, slot_ends
 
 # ---- what is found ----
 
@@ -193,7 +193,7 @@ def trace(
         )
     check_input(x, layer.width, next(layer.parameters()), attention_mask, cu_seqlens, cache)
     if cache is not None:
-        cache.check(x, layer.keeps())
+        cache.check(x, layer.cache_spec())
         cache = cache.clone()
     return ATTENTIONS[kind](layer, gather_tokens(x, attention_mask, cu_seqlens, cache), cache)
 

@@ -141,7 +141,7 @@ def bench_decode(
 def check_contestants(only: list[str] | None, against: Path | None) -> None:
     """Bad names fail before anything is measured."""
     from hypermlp.bench.contestants import CONTESTANTS
-    from hypermlp.config import choose_from
+    from hypermlp.checks import choose_from
 
     for name in only or []:
         choose_from("--only", name, tuple(CONTESTANTS))

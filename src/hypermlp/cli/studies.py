@@ -46,7 +46,7 @@ def mad_show(
     seed: Annotated[int, typer.Option(help="Of the examples.")] = 0,
 ) -> None:
     """Examples of a task, coloured by what the tokens are, with the answers that are scored."""
-    from hypermlp.config import choose_from
+    from hypermlp.checks import choose_from
     from hypermlp.report.examples import show
     from hypermlp.tasks import TASKS
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hypermlp.config import choose_from
+from hypermlp.checks import choose_from
 from hypermlp.data.text import Source, find_source
 from hypermlp.data.tokenizers import ByteTokenizer, Tokenizer, tokenizer_from_dict
 from hypermlp.files import file_sha256

@@ -27,7 +27,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hypermlp.config import IGNORED, divisible
+from hypermlp.checks import divisible
+from hypermlp.config import IGNORED
 from hypermlp.data.corpus import Corpus, SplitName
 
 Ints = NDArray[np.int64]

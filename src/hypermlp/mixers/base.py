@@ -23,9 +23,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hypermlp.cache import Cache, Keeps
-from hypermlp.ops.reference import row_tables
+from hypermlp.cache import Cache, CacheSpec
 from hypermlp.ops.registered import traced, transform
+from hypermlp.ops.types import row_tables
 
 
 class Mixer(nn.Module, ABC):
@@ -38,7 +38,7 @@ class Mixer(nn.Module, ABC):
         """y (B T C) for tokens.x (B T C). With a cache the tokens join what it holds (append, advance), without gradients."""
 
     @abstractmethod
-    def keeps(self) -> Keeps:
+    def cache_spec(self) -> CacheSpec:
         """What new_cache makes room for."""
 
     def forward(
@@ -62,7 +62,7 @@ class Mixer(nn.Module, ABC):
         if cache is None:
             tokens = gather_tokens(x, attention_mask, cu_seqlens)
             return tokens.restore(self.mix(tokens, None))
-        cache.check(x, self.keeps())
+        cache.check(x, self.cache_spec())
         with torch.no_grad():
             tokens = gather_tokens(x, attention_mask, None, cache)
             return tokens.restore(self.mix(tokens, cache))
@@ -81,7 +81,9 @@ class Mixer(nn.Module, ABC):
         """
         like = next(self.parameters())
         device = torch.device(device or like.device)
-        return Cache.new(self.keeps(), batch_size, rewind=rewind, max_len=max_len, dtype=dtype or like.dtype, device=device)
+        return Cache.new(
+            self.cache_spec(), batch_size, rewind=rewind, max_len=max_len, dtype=dtype or like.dtype, device=device
+        )
 
     def state_size(self, batch_size: int, length: int) -> int:
         """Bytes that decoding keeps for batch_size sequences of `length` tokens."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hypermlp.config import divisible
+from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, ShortConv, Step, heads, init_linears, unit, value_heads
+from hypermlp.mixers.parts import RMSNorm, ShortConv, head_width, heads, init_linears, unit
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.recurrence import Steps, recurrence
 
 TAPS = 4  # of the convolution
@@ -30,18 +31,18 @@ class DeltaNet(RecurrentMixer):
         super().__init__()
         value_width = width if value_width is None else value_width
         divisible("width", width, n_head, f"n_head ({n_head})")
-        self.value_head = value_heads(value_width, n_head)
+        self.head_value_width = head_width(value_width, n_head)
         self.width, self.n_head, self.value_width = width, n_head, value_width
         self.conv_width = 2 * width + value_width
         self.qkv = nn.Linear(width, self.conv_width, bias=False)
         self.beta = nn.Linear(width, n_head, bias=False)
         self.conv = ShortConv(self.conv_width, TAPS)
-        self.norm = RMSNorm(self.value_head)
+        self.norm = RMSNorm(self.head_value_width)
         self.o = nn.Linear(value_width, width, bias=False)
         init_linears(self)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.width // self.n_head, self.value_head)}
+        return {"S": (self.n_head, self.width // self.n_head, self.head_value_width)}
 
     def step(self, tokens: Tokens, past: Past) -> Step:
         inputs = self.qkv(tokens.x)

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.cache import Cache, Keeps
-from hypermlp.config import divisible
+from hypermlp.cache import Cache, CacheSpec
+from hypermlp.checks import divisible
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Mixer, Tokens
-from hypermlp.mixers.recurrent import NORM_EPS, heads, init_linears, value_heads
+from hypermlp.mixers.parts import NORM_EPS, head_width, heads, init_linears
 from hypermlp.mixers.softmax import attend, attend_packed
 
 ROPE_BASE = 10000.0
@@ -37,13 +37,13 @@ class DifferentialAttention(Mixer):
             raise ValueError(f"layer ({layer}) must be at least 1: layers are counted from 1")
         divisible("width", width, 4 * n_head, f"4 * n_head ({n_head}), for two maps of rotating pairs in every head")
         self.width, self.n_head = width, n_head
-        self.key_width, self.value_width = width // (2 * n_head), value_heads(value_width, n_head)  # K, V
+        self.head_key_width, self.head_value_width = width // (2 * n_head), head_width(value_width, n_head)  # K, V
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * (layer - 1))
         self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.v, self.o = nn.Linear(width, value_width, bias=False), nn.Linear(value_width, width, bias=False)
-        self.lambda_q = nn.Parameter(torch.empty(2, self.key_width))
-        self.lambda_k = nn.Parameter(torch.empty(2, self.key_width))
-        self.norm = nn.Parameter(torch.ones(self.value_width))
+        self.lambda_q = nn.Parameter(torch.empty(2, self.head_key_width))
+        self.lambda_k = nn.Parameter(torch.empty(2, self.head_key_width))
+        self.norm = nn.Parameter(torch.ones(self.head_value_width))
         init_linears(self)
         for vector in (self.lambda_q, self.lambda_k):
             nn.init.normal_(vector, 0, LAMBDA_STD)
@@ -66,7 +66,7 @@ class DifferentialAttention(Mixer):
         """q and k of both maps (B T 2H K), the first maps of all heads before the second, and v (B T H V)."""
         x, H = tokens.x, self.n_head
         q, k, v = heads(self.q(x), 2 * H), heads(self.k(x), 2 * H), heads(self.v(x), H)
-        angle = rotary.angles(tokens.position, self.key_width, ROPE_BASE).repeat_interleave(2, dim=-1)
+        angle = rotary.angles(tokens.position, self.head_key_width, ROPE_BASE).repeat_interleave(2, dim=-1)
         return rotary.rotate(q, angle), rotary.rotate(k, angle), v
 
     def strength(self) -> Tensor:
@@ -77,5 +77,5 @@ class DifferentialAttention(Mixer):
     def _normalise(self, o: Tensor) -> Tensor:
         return F.rms_norm(o, o.shape[-1:], self.norm.to(o.dtype), NORM_EPS) * (1 - self.lambda_init)
 
-    def keeps(self) -> Keeps:
-        return Keeps(slots={"k": (2 * self.n_head, self.key_width), "v": (self.n_head, self.value_width)})
+    def cache_spec(self) -> CacheSpec:
+        return CacheSpec(slots={"k": (2 * self.n_head, self.head_key_width), "v": (self.n_head, self.head_value_width)})

@@ -7,14 +7,13 @@ Letters: B batch, T time, C width, H heads, K key width, V value width.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, ShortConv, Step, heads, init_linears, unit, value_heads
+from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, unit
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.recurrence import Steps, recurrence
 
 TAPS = 4  # of the convolution
@@ -32,7 +31,7 @@ class GatedDeltaNet(RecurrentMixer):
         super().__init__()
         key_width = n_head * max(1, round(0.75 * width / n_head))
         value_width = 2 * key_width if value_width is None else value_width
-        self.value_head = value_heads(value_width, n_head)
+        self.head_value_width = head_width(value_width, n_head)
         self.width, self.n_head, self.key_width, self.value_width = width, n_head, key_width, value_width
         self.conv_width = 2 * key_width + value_width
         self.qkv = nn.Linear(width, self.conv_width, bias=False)
@@ -41,16 +40,15 @@ class GatedDeltaNet(RecurrentMixer):
         self.decay = nn.Linear(width, n_head, bias=False)
         self.A_log, self.dt_bias = nn.Parameter(torch.empty(n_head)), nn.Parameter(torch.empty(n_head))
         self.conv = ShortConv(self.conv_width, TAPS)
-        self.norm = RMSNorm(self.value_head)
+        self.norm = RMSNorm(self.head_value_width)
         self.o = nn.Linear(value_width, width, bias=False)
         init_linears(self)
         with torch.no_grad():
             self.A_log.uniform_(1e-4, 16).log_()
-            dt = torch.exp(torch.empty_like(self.dt_bias).uniform_(math.log(1e-3), math.log(0.1)))
-            self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
+            self.dt_bias.copy_(first_steps(n_head))
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.key_width // self.n_head, self.value_head)}
+        return {"S": (self.n_head, self.key_width // self.n_head, self.head_value_width)}
 
     def step(self, tokens: Tokens, past: Past) -> Step:
         x = tokens.x

@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import nn
 
-from hypermlp.config import divisible
+from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, Step, heads, init_linears, value_heads
+from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.recurrence import Steps, recurrence
 
 DECAY_RANK = 16
@@ -25,23 +26,23 @@ class GLA(RecurrentMixer):
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
         super().__init__()
         divisible("width", width, 2 * n_head, f"2 * n_head ({n_head})")
-        self.width, self.n_head, self.key_width = width, n_head, width // (2 * n_head)
-        self.value_width = value_heads(width if value_width is None else value_width, n_head)
-        inner = n_head * self.value_width
+        self.width, self.n_head, self.head_key_width = width, n_head, width // (2 * n_head)
+        self.head_value_width = head_width(width if value_width is None else value_width, n_head)
+        inner = n_head * self.head_value_width
         self.q, self.k = nn.Linear(width, width // 2, bias=False), nn.Linear(width, width // 2, bias=False)
         self.v, self.gate = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
         self.decay_in, self.decay_out = nn.Linear(width, DECAY_RANK, bias=False), nn.Linear(DECAY_RANK, width // 2)
         self.o = nn.Linear(inner, width, bias=False)
         init_linears(self)
-        self.norm = RMSNorm(self.value_width)
+        self.norm = RMSNorm(self.head_value_width)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.key_width, self.value_width)}
+        return {"S": (self.n_head, self.head_key_width, self.head_value_width)}
 
     def step(self, tokens: Tokens, past: Past) -> Step:
         x = tokens.x
         q, k, v = (heads(layer(x), self.n_head) for layer in (self.q, self.k, self.v))
         g = heads(F.logsigmoid(self.decay_out(self.decay_in(x))) / SLOWNESS, self.n_head)
-        steps = Steps(q * self.key_width**-0.5, k, v, g)
+        steps = Steps(q * self.head_key_width**-0.5, k, v, g)
         o, state = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
         return Step(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), {"S": state})

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.config import divisible
+from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, Step, heads, init_linears, value_heads
+from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.recurrence import Steps, expand, recurrence
 from hypermlp.ops.scan import scan
 from hypermlp.ops.types import compute_dtype, no_autocast
@@ -30,10 +31,10 @@ class GSA(RecurrentMixer):
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
         super().__init__()
         divisible("width", width, n_head, f"n_head ({n_head})")
-        self.width, self.n_head, self.key_width = width, n_head, width // n_head
-        self.value_width = value_heads(width if value_width is None else value_width, n_head)
-        self.slots = min(MOST_SLOTS, self.key_width)
-        inner = n_head * self.value_width
+        self.width, self.n_head, self.head_key_width = width, n_head, width // n_head
+        self.head_value_width = head_width(width if value_width is None else value_width, n_head)
+        self.slots = min(MOST_SLOTS, self.head_key_width)
+        inner = n_head * self.head_value_width
         self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.v, self.f = nn.Linear(width, inner, bias=False), nn.Linear(width, n_head * self.slots, bias=False)
         self.o = nn.Linear(inner, width, bias=False)
@@ -41,7 +42,7 @@ class GSA(RecurrentMixer):
         self.norm = RMSNorm(inner)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"K": (self.n_head, self.key_width, self.slots), "V": (self.n_head, self.slots, self.value_width)}
+        return {"K": (self.n_head, self.head_key_width, self.slots), "V": (self.n_head, self.slots, self.head_value_width)}
 
     def step(self, tokens: Tokens, past: Past) -> Step:
         x, borders = tokens.x, {"begins": tokens.begins, "padding": tokens.padding}

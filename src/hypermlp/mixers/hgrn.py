@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, Step, init_linears, value_heads
+from hypermlp.mixers.parts import RMSNorm, head_width, init_linears
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.scan import scan
 
 
@@ -24,7 +25,7 @@ class HGRN(RecurrentMixer):
 
     def __init__(self, width: int, *, value_width: int | None = None, lower_bound: float = 0.0) -> None:
         super().__init__()
-        self.width, self.inner = width, value_heads(width if value_width is None else value_width, 1)
+        self.width, self.inner = width, head_width(width if value_width is None else value_width, 1)
         self.lower_bound = check_bound(lower_bound)
         self.i, self.f, self.gate = (nn.Linear(width, self.inner, bias=False) for _ in range(3))
         self.o = nn.Linear(self.inner, width, bias=False)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import nn
 
-from hypermlp.config import divisible
+from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.hgrn import check_bound, forget_gate
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, Step, heads, init_linears, value_heads
+from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.recurrence import Steps, recurrence
 
 
@@ -23,22 +24,22 @@ class HGRN2(RecurrentMixer):
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, lower_bound: float = 0.0) -> None:
         super().__init__()
         divisible("width", width, n_head, f"n_head ({n_head})")
-        self.width, self.n_head, self.key_width = width, n_head, width // n_head
-        self.value_width = value_heads(width if value_width is None else value_width, n_head)
+        self.width, self.n_head, self.head_key_width = width, n_head, width // n_head
+        self.head_value_width = head_width(width if value_width is None else value_width, n_head)
         self.lower_bound = check_bound(lower_bound)
-        inner = n_head * self.value_width
+        inner = n_head * self.head_value_width
         self.q, self.f = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.i, self.o = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
         init_linears(self)
         self.norm = RMSNorm(inner)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.key_width, self.value_width)}
+        return {"S": (self.n_head, self.head_key_width, self.head_value_width)}
 
     def step(self, tokens: Tokens, past: Past) -> Step:
         x = tokens.x
         g, k = forget_gate(self.f(x), self.lower_bound)
-        q = F.silu(self.q(x)) * self.key_width**-0.5
+        q = F.silu(self.q(x)) * self.head_key_width**-0.5
         steps = Steps(*(heads(t, self.n_head) for t in (q, k, self.i(x), g)))
         o, state = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
         return Step(self.o(self.norm(o.flatten(2))), {"S": state})

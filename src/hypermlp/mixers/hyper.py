@@ -12,23 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp import ops
-from hypermlp.cache import Cache, Keeps
+from hypermlp.cache import Cache, CacheSpec
 from hypermlp.config import HyperGLUConfig
 from hypermlp.mixers import rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
 from hypermlp.mixers.base import Mixer, Tokens, as_bounds, check_input, gather_tokens
+from hypermlp.mixers.parts import INIT_STD, CausalConv
 from hypermlp.mixers.projections import apply_linears, is_plain_linear, join_linears, watched
 from hypermlp.ops import native, pointwise
-
-INIT_STD = 0.02  # appendix L
-
-
-class CausalConv(nn.Module):
-    """Parameters of a depthwise causal convolution along time, newest tap last; ops.pointwise.convs applies both at once."""
-
-    def __init__(self, width: int, taps: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width, taps))
 
 
 class SequenceMixing(nn.Module):
@@ -172,7 +163,7 @@ class HyperGLU(Mixer):
         if cache is None:
             tokens = gather_tokens(x, attention_mask, cu_seqlens)
             return tokens.restore(self.mix(tokens, None, impl, chunk))
-        cache.check(x, self.keeps())
+        cache.check(x, self.cache_spec())
         if impl == "native" and x.shape[1] == 1 and attention_mask is None:
             y = self._native_step(x, cache)
             if y is not None:
@@ -222,7 +213,7 @@ class HyperGLU(Mixer):
         found = native.StepParameters._make((*pairs, convs, *mixings))
         return found if all(t.is_contiguous() for t in found.tensors()) else None
 
-    def keeps(self) -> Keeps:
+    def cache_spec(self) -> CacheSpec:
         c = self.config
         if self.spec.aligner == "identity":
             raise ValueError(
@@ -230,7 +221,7 @@ class HyperGLU(Mixer):
             )
         assert c.qk_rank is not None
         assert c.vo_rank is not None
-        return Keeps(
+        return CacheSpec(
             slots={"k": (c.routing_heads, c.qk_rank // c.routing_heads), "v": (c.n_head, c.vo_rank // c.n_head)},
             window=c.block_size,
             taps=c.conv_kernel_size if c.use_kv_conv else 1,

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hypermlp.config import HyperGLUConfig, choose_from
+from hypermlp.checks import choose_from
+from hypermlp.config import HyperGLUConfig
 from hypermlp.mixers.base import Mixer
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.mixers.softmax import SoftmaxAttention

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hypermlp.config import divisible
+from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, Step, heads, init_linears, value_heads
+from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.recurrence import Steps, recurrence
 
 
@@ -22,21 +23,21 @@ class LinearAttention(RecurrentMixer):
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
         super().__init__()
         divisible("width", width, n_head, f"n_head ({n_head})")
-        self.width, self.n_head, self.key_width = width, n_head, width // n_head
-        self.value_width = value_heads(width if value_width is None else value_width, n_head)
-        inner = n_head * self.value_width
+        self.width, self.n_head, self.head_key_width = width, n_head, width // n_head
+        self.head_value_width = head_width(width if value_width is None else value_width, n_head)
+        inner = n_head * self.head_value_width
         self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.v, self.o = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
         init_linears(self)
-        self.feature_q, self.feature_k = Feature(self.key_width), Feature(self.key_width)
-        self.norm = RMSNorm(self.value_width)
+        self.feature_q, self.feature_k = Feature(self.head_key_width), Feature(self.head_key_width)
+        self.norm = RMSNorm(self.head_value_width)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.key_width, self.value_width)}
+        return {"S": (self.n_head, self.head_key_width, self.head_value_width)}
 
     def step(self, tokens: Tokens, past: Past) -> Step:
         q, k, v = (heads(layer(tokens.x), self.n_head) for layer in (self.q, self.k, self.v))
-        steps = Steps(self.feature_q(q) * self.key_width**-0.5, self.feature_k(k), v)
+        steps = Steps(self.feature_q(q) * self.head_key_width**-0.5, self.feature_k(k), v)
         o, state = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
         return Step(self.o(self.norm(o).flatten(2)), {"S": state})
 

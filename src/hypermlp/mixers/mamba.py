@@ -11,15 +11,15 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from hypermlp import ops
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, ShortConv, Step, init_linears, value_heads
+from hypermlp.mixers.parts import ShortConv, first_steps, head_width, init_linears
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.scan import selective_scan
 
 STATE = 16  # N
-SHORTEST, LONGEST = 1e-3, 0.1  # steps Δ that a layer begins with
 
 
 class Mamba(RecurrentMixer):
@@ -32,7 +32,7 @@ class Mamba(RecurrentMixer):
 
     def __init__(self, width: int, *, value_width: int | None = None) -> None:
         super().__init__()
-        self.width, self.conv_width = width, value_heads(2 * width if value_width is None else value_width, 1)
+        self.width, self.conv_width = width, head_width(2 * width if value_width is None else value_width, 1)
         inner, self.rank = self.conv_width, math.ceil(width / 16)
         self.into = nn.Linear(width, 2 * inner, bias=False)
         self.select = nn.Linear(inner, self.rank + 2 * STATE, bias=False)
@@ -56,9 +56,3 @@ class Mamba(RecurrentMixer):
         borders = {"begins": tokens.begins, "padding": tokens.padding}
         y, last = selective_scan(x, delta, A, B, C, past.get("h"), **borders, impl=impl)
         return Step(self.o((y + self.D * x) * F.silu(gate)), {"h": last}, conv_inputs)
-
-
-def first_steps(count: int) -> Tensor:
-    """Biases whose softplus is spread evenly, in the logarithm, over the steps that a layer begins with."""
-    steps = torch.empty(count).uniform_(math.log(SHORTEST), math.log(LONGEST)).exp()
-    return steps + torch.log(-torch.expm1(-steps))

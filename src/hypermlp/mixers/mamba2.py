@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.mamba import first_steps
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, ShortConv, Step, heads, init_linears, value_heads
+from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.recurrence import Steps, recurrence
 
 HEAD_WIDTH, MOST_STATE = 64, 128
@@ -31,7 +31,7 @@ class Mamba2(RecurrentMixer):
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
         super().__init__()
         self.width, self.inner = width, 2 * width if value_width is None else value_width
-        self.head_width = min(HEAD_WIDTH, value_heads(self.inner, n_head))
+        self.head_width = min(HEAD_WIDTH, head_width(self.inner, n_head))
         self.n_head, self.state = -(-self.inner // self.head_width), min(MOST_STATE, width)
         self.conv_width = self.inner + 2 * self.state
         self.into = nn.Linear(width, self.inner + self.conv_width + self.n_head, bias=False)

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.cache import Cache, Keeps
-from hypermlp.config import divisible
+from hypermlp.cache import Cache, CacheSpec
+from hypermlp.checks import divisible
 from hypermlp.mixers.base import Mixer, Tokens
-from hypermlp.mixers.recurrent import ShortConv, heads, init_linears, unit, value_heads
+from hypermlp.mixers.parts import ShortConv, head_width, heads, init_linears, unit
 from hypermlp.ops.registered import gradients_with_graph, transform
 from hypermlp.ops.types import compute_dtype, no_autocast
 
@@ -43,7 +43,7 @@ class PathAttention(Mixer):
         value_width = width if value_width is None else value_width
         divisible("width", width, n_head, f"n_head ({n_head})")
         self.width, self.n_head = width, n_head
-        self.key_width, self.value_width = width // n_head, value_heads(value_width, n_head)  # K, V
+        self.head_key_width, self.head_value_width = width // n_head, head_width(value_width, n_head)  # K, V
         self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.v, self.o = nn.Linear(width, value_width, bias=False), nn.Linear(value_width, width, bias=False)
         self.w_down, self.w_up = nn.Linear(width, RANK, bias=False), nn.Linear(RANK, width, bias=False)
@@ -84,10 +84,10 @@ class PathAttention(Mixer):
             o.append(read)
         return self.o(torch.cat(o, dim=1).flatten(2))
 
-    def keeps(self) -> Keeps:
+    def cache_spec(self) -> CacheSpec:
         """Keys are held as turned by every token since, and rewritten with each."""
-        slots = {"k": (self.n_head, self.key_width), "v": (self.n_head, self.value_width)}
-        return Keeps(slots=slots, taps=TAPS, width=self.width, rewritten=True)
+        slots = {"k": (self.n_head, self.head_key_width), "v": (self.n_head, self.head_value_width)}
+        return CacheSpec(slots=slots, taps=TAPS, width=self.width, rewritten=True)
 
 
 class Turns(NamedTuple):

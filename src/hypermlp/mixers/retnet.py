@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hypermlp.config import divisible
+from hypermlp.checks import divisible
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, RMSNorm, Step, heads, init_linears, value_heads
+from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.recurrence import Steps, recurrence
 from hypermlp.ops.types import compute_dtype
 
@@ -31,23 +32,23 @@ class RetNet(RecurrentMixer):
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
         super().__init__()
         divisible("width", width, 2 * n_head, f"2 * n_head ({n_head})")
-        self.width, self.n_head, self.key_width = width, n_head, width // n_head
-        self.value_width = value_heads(2 * width if value_width is None else value_width, n_head)
-        inner = n_head * self.value_width
+        self.width, self.n_head, self.head_key_width = width, n_head, width // n_head
+        self.head_value_width = head_width(2 * width if value_width is None else value_width, n_head)
+        inner = n_head * self.head_value_width
         self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.v, self.gate = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
         self.o = nn.Linear(inner, width, bias=False)
         init_linears(self)
-        self.norm = RMSNorm(self.value_width)
+        self.norm = RMSNorm(self.head_value_width)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.key_width, self.value_width)}
+        return {"S": (self.n_head, self.head_key_width, self.head_value_width)}
 
     def step(self, tokens: Tokens, past: Past) -> Step:
         x = tokens.x
         q, k, v = (heads(layer(x), self.n_head) for layer in (self.q, self.k, self.v))
-        angle = rotary.angles(tokens.position, self.key_width, ROPE_BASE).repeat_interleave(2, dim=-1)
-        q, k = rotary.rotate(q * self.key_width**-0.5, angle), rotary.rotate(k, angle)
+        angle = rotary.angles(tokens.position, self.head_key_width, ROPE_BASE).repeat_interleave(2, dim=-1)
+        q, k = rotary.rotate(q * self.head_key_width**-0.5, angle), rotary.rotate(k, angle)
         head = torch.arange(self.n_head, device=x.device, dtype=compute_dtype(x.dtype))
         g = torch.log1p(-torch.exp2(-5 - head)).expand(*x.shape[:2], -1)  # B T H
         o, state = recurrence(Steps(q, k, v, g), past.get("S"), begins=tokens.begins, padding=tokens.padding)

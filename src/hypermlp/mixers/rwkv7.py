@@ -13,9 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hypermlp.config import divisible
+from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.recurrent import NORM_EPS, Past, RecurrentMixer, Step, heads, init_linears, unit, value_heads
+from hypermlp.mixers.parts import NORM_EPS, head_width, heads, init_linears, unit
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops import pointwise
 from hypermlp.ops.recurrence import Steps, recurrence
 
@@ -36,7 +37,7 @@ class RWKV7(RecurrentMixer):
         super().__init__()
         value_width = width if value_width is None else value_width
         divisible("width", width, n_head, f"n_head ({n_head})")
-        self.value_head = value_heads(value_width, n_head)
+        self.head_value_width = head_width(value_width, n_head)
         self.width, self.n_head, self.value_width, self.conv_width = width, n_head, value_width, width
         self.shift = nn.Parameter(torch.empty(len(SHIFTS), width))
         self.r, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
@@ -50,7 +51,7 @@ class RWKV7(RecurrentMixer):
         )
         self.remove_scale, self.write_scale = nn.Parameter(torch.full((width,), 0.85)), nn.Parameter(torch.ones(width))
         self.bonus = nn.Parameter(torch.zeros(n_head, width // n_head))
-        self.norm = nn.GroupNorm(n_head, value_width, eps=NORM_EPS * self.value_head)
+        self.norm = nn.GroupNorm(n_head, value_width, eps=NORM_EPS * self.head_value_width)
         init_linears(self)
         with torch.no_grad():
             place = torch.arange(width) / max(1, width - 1)
@@ -58,7 +59,7 @@ class RWKV7(RecurrentMixer):
             decay.bias.copy_(-6.5 + 5 * place**0.85)  # memories from long to short
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.width // self.n_head, self.value_head)}
+        return {"S": (self.n_head, self.width // self.n_head, self.head_value_width)}
 
     def step(self, tokens: Tokens, past: Past) -> Step:
         x = tokens.x

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp import ops
-from hypermlp.cache import Cache, Keeps
-from hypermlp.config import divisible
+from hypermlp.cache import Cache, CacheSpec
+from hypermlp.checks import at_least_one, divisible
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Mixer, Tokens, visible_slots
-from hypermlp.mixers.hyper import INIT_STD, CausalConv
+from hypermlp.mixers.parts import INIT_STD, CausalConv
 from hypermlp.mixers.projections import join_linears
 from hypermlp.ops import pointwise
 from hypermlp.ops.registered import transform
@@ -57,8 +57,7 @@ class SoftmaxAttention(Mixer):
         qk_rank = width if qk_rank is None else qk_rank
         vo_rank = width if vo_rank is None else vo_rank
         for name, rank in (("qk_rank", qk_rank), ("vo_rank", vo_rank)):
-            if rank < 1:
-                raise ValueError(f"{name} ({rank}) must be a whole number of at least 1")
+            at_least_one(name, rank)
         divisible("qk_rank", qk_rank, 2 * n_head if use_rope else n_head, f"{'2 * ' if use_rope else ''}n_head ({n_head})")
         divisible("vo_rank", vo_rank, n_head, f"n_head ({n_head})")
         self.width, self.n_head, self.qk_rank, self.vo_rank = width, n_head, qk_rank, vo_rank
@@ -121,9 +120,9 @@ class SoftmaxAttention(Mixer):
             made |= {"k": self.k(x_k), "v": self.v(x_v)}
         return made
 
-    def keeps(self) -> Keeps:
+    def cache_spec(self) -> CacheSpec:
         slots = {"k": (self.n_head, self.qk_rank // self.n_head), "v": (self.n_head, self.vo_rank // self.n_head)}
-        return Keeps(slots=slots, taps=1 if self.conv_k is None else TAPS, width=self.width, rewind=32)
+        return CacheSpec(slots=slots, taps=1 if self.conv_k is None else TAPS, width=self.width, rewind=32)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spans: Tensor | None = None) -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hypermlp.cache import Cache
-from hypermlp.config import IGNORED, choose_from
+from hypermlp.checks import at_least_one, choose_from
+from hypermlp.config import IGNORED
 from hypermlp.mixers import build_mixer
 from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
 
@@ -49,9 +50,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "width", "depth", "length"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} ({value!r}) must be a whole number of at least 1")
+            at_least_one(name, getattr(self, name))
         choose_from("style", self.style, get_args(Style))
         if not self.mixers:
             raise ValueError("mixer must be a name or label, or several of them")

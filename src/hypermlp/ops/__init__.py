@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from hypermlp import notice
-from hypermlp.config import Aligner, Impl, choose_from
-from hypermlp.ops import native, reference, strips, triton
+from hypermlp.checks import choose_from
+from hypermlp.config import Aligner, Impl
+from hypermlp.ops import chunked, native, reference, triton
 from hypermlp.ops.native import library
 from hypermlp.ops.registered import ordinary, transform
 from hypermlp.ops.types import Mixing, Spec, dense_spans, tensors_of
@@ -44,11 +45,11 @@ def choose(impl: str = "auto", device: str = "cpu", dtype: str = "float32", alig
 def native_obstacle(device: str, dtype: str, aligner: str) -> str | None:
     """Why the native kernel cannot compute this; None if it can."""
     if device != "cpu":
-        return f"strips on {device}: the native kernel is for the CPU"
+        return f"on {device}: the native kernel is for the CPU"
     if dtype not in ("float32", "bfloat16", "float16"):
-        return f"strips for {dtype}: the native kernel computes in float32"
+        return f"for {dtype}: the native kernel computes in float32"
     if aligner != "offset":
-        return f"strips for the {aligner} layout"
+        return f"for the {aligner} layout: the native kernel computes the offset layout"
     return None if library().handle is not None else library().reason
 
 
@@ -109,7 +110,7 @@ def compute(
         check_fits(k.shape[1], spec.block_size, spans)
     if impl == "dense" or not ordinary(q, k, v, *tensors_of(routing), *tensors_of(reading)):
         return reference.mix(q, k, v, routing, reading, spec, spans)
-    fast = {"native": native.mix, "triton": triton.mix}.get(impl, strips.mix)
+    fast = {"native": native.mix, "triton": triton.mix}.get(impl, chunked.mix)
     return fast(q, k, v, routing, reading, spec, spans, chunk)
 
 

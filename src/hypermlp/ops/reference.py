@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypermlp.ops.types import Mixing, Spec, compute_dtype, no_autocast
+from hypermlp.ops.types import Mixing, Spec, compute_dtype, no_autocast, row_tables, slot_ends
 
 
 class Layout(NamedTuple):
@@ -86,29 +86,3 @@ def make_layout(B: int, T: int, S: int, spec: Spec, spans: Tensor | None, device
         exists = (slot >= start[..., None]) & (slot <= last[..., None])
         lag = (column - slot_ends(B, S, spans, device) + L).clamp(0, L - 1)  # right-aligned in the slot's own span
     return Layout(slot.expand(B, -1, -1), (exists & (position >= 0)[..., None])[:, None], lag)
-
-
-def row_tables(B: int, T: int, S: int, spans: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row (1|B T): first slot and end of its span, and its own slot (−1: the row lies in no span)."""
-    row = torch.arange(T, device=device)
-    if spans is None:
-        return torch.zeros_like(row)[None], torch.full_like(row, S)[None], (row + S - T)[None]
-    batch, r0, r1, c0, c1 = spans.to(device).unbind(1)  # each n
-    inside = belongs(batch, r0, r1, B, T)
-    start, stop, shift = ((inside * value[:, None, None]).sum(0) for value in (c0, c1, c1 - r1))
-    return start, stop, torch.where(inside.any(0), row + shift, -1)
-
-
-def slot_ends(B: int, S: int, spans: Tensor | None, device: torch.device) -> Tensor:
-    """For each slot (1|B S), the end of its span."""
-    if spans is None:
-        return torch.full((1, S), S, device=device)
-    batch, _, _, c0, c1 = spans.to(device).unbind(1)
-    return (belongs(batch, c0, c1, B, S) * c1[:, None, None]).sum(0)
-
-
-def belongs(batch: Tensor, begin: Tensor, end: Tensor, B: int, size: int) -> Tensor:
-    """Which places of which batch entries lie in which span (n B size)."""
-    place = torch.arange(size, device=batch.device)
-    inside = (place >= begin[:, None]) & (place < end[:, None])
-    return (batch[:, None] == torch.arange(B, device=batch.device))[..., None] & inside[:, None]

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from hypermlp.config import choose_from
+from hypermlp.checks import choose_from
 from hypermlp.data.corpus import INDEX, Corpus, SplitName, open_corpus, read_corpus
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import Tokenizer

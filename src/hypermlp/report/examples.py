@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from hypermlp.config import IGNORED, choose_from
+from hypermlp.checks import choose_from
+from hypermlp.config import IGNORED
 from hypermlp.tasks import TASKS
 from hypermlp.tasks.mad import generate
 from hypermlp.tasks.mad_settings import Setting, vocabulary

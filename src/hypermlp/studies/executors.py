@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hypermlp.config import choose_from
+from hypermlp.checks import choose_from
 from hypermlp.interrupts import ignoring_interrupts
 from hypermlp.studies.folder import Folder
 from hypermlp.studies.worker import Job, Work, serve

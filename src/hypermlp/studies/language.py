@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hypermlp.config import IGNORED, choose_from
+from hypermlp.checks import choose_from
+from hypermlp.config import IGNORED
 from hypermlp.data.corpus import Corpus, SplitName, open_corpus, read_corpus
 from hypermlp.data.packing import Batches
 from hypermlp.experiments.configs import CONFIGS, PADDING

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from hypermlp.config import choose_from
+from hypermlp.checks import choose_from
 from hypermlp.files import Record
 from hypermlp.mixers import build_mixer, own
 from hypermlp.models.budget import MatchedModel, match_models

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from hypermlp.config import choose_from
+from hypermlp.checks import choose_from
 from hypermlp.mixers import MIXERS
 from hypermlp.mixers.labels import TABLE1
 from hypermlp.studies.executors import find_device

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hypermlp.config import choose_from
+from hypermlp.checks import choose_from
 from hypermlp.tasks.scores import evaluate
 
 Ints = NDArray[np.int64]

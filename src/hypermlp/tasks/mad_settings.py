@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hypermlp.config import choose_from, divisible
+from hypermlp.checks import choose_from, divisible
 
 # What each task has beyond vocab_size, seq_len and the numbers of examples.
 OPTIONS: dict[str, tuple[str, ...]] = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from hypermlp.config import choose_from, divisible
+from hypermlp.checks import choose_from, divisible
 from hypermlp.models.lm import LanguageModel
 from hypermlp.train.checkpoint import Checkpoints
 from hypermlp.train.distributed import Parallel, World, spread, unwrapped

@@ -13,7 +13,7 @@ from hypermlp import ops
 from hypermlp.analysis.theory.registry import Case, printed, relative, statement
 from hypermlp.analysis.theory.setting import heads, in_time_order, mixing_matrix
 from hypermlp.mixers.hyper import HyperGLU
-from hypermlp.ops import strips
+from hypermlp.ops import chunked
 from hypermlp.ops.registered import Inputs, flatten_mixing
 
 LENGTHS = (32, 64, 96, 128, 160)
@@ -46,7 +46,7 @@ def inputs(case: Case, layer: HyperGLU, rows: int, slots: int) -> Inputs:
 def step_cost(case: Case, layer: HyperGLU, slots: int) -> int:
     """One row against `slots` cached keys and values, in strips."""
     given = inputs(case, layer, 1, slots)
-    return count(lambda: strips.forward(given, layer.spec, None))
+    return count(lambda: chunked.forward(given, layer.spec, None))
 
 
 def dense_step(case: Case, layer: HyperGLU, slots: int) -> int:
@@ -66,8 +66,8 @@ def training_cost(case: Case, layer: HyperGLU, time: int, rows: int) -> int:
     given = inputs(case, layer, time, time)
 
     def compute() -> None:
-        o, rho = strips.forward(given, layer.spec, rows)
-        strips.backward(torch.ones_like(o), o, rho, given, layer.spec, rows)
+        o, rho = chunked.forward(given, layer.spec, rows)
+        chunked.backward(torch.ones_like(o), o, rho, given, layer.spec, rows)
 
     return count(compute)
 

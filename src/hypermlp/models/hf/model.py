@@ -212,13 +212,13 @@ class HyperModel(HyperPreTrainedModel):
     def has_cache(self) -> bool:
         """Whether every mixer can decode step by step."""
         try:
-            return all(mixer.keeps() for mixer in self.mixers)
+            return all(mixer.cache_spec() for mixer in self.mixers)
         except ValueError:
             return False
 
     def generation_cache(self) -> HyperCache:
         """An empty cache, for `past_key_values` of generate and forward."""
-        return HyperCache(any(mixer.keeps().one_way for mixer in self.mixers))
+        return HyperCache(any(mixer.cache_spec().one_way for mixer in self.mixers))
 
 
 def find_module(blocks: nn.Module, module: nn.Module) -> tuple[int | None, str]:

@@ -376,4 +376,4 @@ def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, ch
     return [None if x is None or g is None else g.to(x.dtype) for g, x in zip(into.differentiable, wanted, strict=True)]
 
 
-mix = register("strips", forward, backward)
+mix = register("chunked", forward, backward)

@@ -1,0 +1,85 @@
+"""Parts that mixers are made of: convolutions, norms, heads, initialisation.
+
+Letters: B batch, T time, C width, H heads, K width of a head, W taps.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hypermlp.checks import at_least_one, divisible
+from hypermlp.mixers.base import Tokens
+from hypermlp.ops import pointwise
+
+INIT_STD = 0.02  # appendix L
+NORM_EPS = 1e-5
+SHORTEST, LONGEST = 1e-3, 0.1  # steps Δ that a layer begins with
+
+
+class CausalConv(nn.Module):
+    """Parameters of a depthwise causal convolution along time, newest tap last; ops.pointwise.convs applies both at once."""
+
+    def __init__(self, width: int, taps: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, taps))
+
+
+class ShortConv(nn.Module):
+    """Depthwise causal convolution along time followed by SiLU; weight (C W), newest tap last."""
+
+    def __init__(self, width: int, taps: int = 4, *, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, taps))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        nn.init.uniform_(self.weight, -(taps**-0.5), taps**-0.5)  # as torch's Conv1d begins
+
+    def forward(self, x: Tensor, tokens: Tokens, history: Tensor | None) -> Tensor:
+        y = pointwise.plain_conv(x, self.weight, tokens.position if tokens.packed else None, history)
+        return F.silu(y if self.bias is None else y + self.bias)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) ⊙ weight along the last dimension. (nn.RMSNorm warns where autocast brings x in another type.)"""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, eps=NORM_EPS) * self.weight
+
+
+def heads(x: Tensor, n_head: int) -> Tensor:
+    """B T H*K → B T H K."""
+    return x.unflatten(-1, (n_head, -1))
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / ‖x‖ along the last dimension, safe at zero."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def head_width(value_width: int, n_head: int) -> int:
+    """The width of one head's values, from that of all heads together."""
+    at_least_one("value_width", value_width)
+    divisible("value_width", value_width, n_head, f"n_head ({n_head})")
+    return value_width // n_head
+
+
+def init_linears(mixer: nn.Module) -> None:
+    """Weights of all linear layers from N(0, 0.02²), biases zero."""
+    for module in mixer.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, 0, INIT_STD)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def first_steps(count: int) -> Tensor:
+    """Biases whose softplus is spread evenly, in the logarithm, over the steps that a layer begins with."""
+    steps = torch.empty(count).uniform_(math.log(SHORTEST), math.log(LONGEST)).exp()
+    return steps + torch.log(-torch.expm1(-steps))

@@ -1,0 +1,95 @@
+"""The registry: name → how to build that mixer, and where it comes from. A new mixer is one file and one line here.
+
+Labels of Table 1 (mixers/labels.py) name mixers too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hypermlp.config import AttnKind, HyperGLUConfig
+from hypermlp.mixers import labels
+from hypermlp.mixers.base import Mixer
+from hypermlp.mixers.deltanet import DeltaNet
+from hypermlp.mixers.differential import DifferentialAttention
+from hypermlp.mixers.gated_deltanet import GatedDeltaNet
+from hypermlp.mixers.gla import GLA
+from hypermlp.mixers.gsa import GSA
+from hypermlp.mixers.hgrn import HGRN
+from hypermlp.mixers.hgrn2 import HGRN2
+from hypermlp.mixers.hyper import HyperGLU, HyperMLP
+from hypermlp.mixers.linear import LinearAttention
+from hypermlp.mixers.mamba import Mamba
+from hypermlp.mixers.mamba2 import Mamba2
+from hypermlp.mixers.path import PathAttention
+from hypermlp.mixers.retnet import RetNet
+from hypermlp.mixers.rwkv7 import RWKV7
+from hypermlp.mixers.softmax import SoftmaxAttention
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One kind of mixer. Its parameter count grows with one size, which budgets turn (models/budget.py)."""
+
+    build: Callable[[int, int, int | None], Mixer]  # width, longest context, size (None: as published)
+    title: str
+    paper: str
+    year: int
+    size: str = "value width"  # what the size is; empty: there is none to turn
+    step: int = 2  # sizes are multiples of this
+
+
+def hyper(kind: AttnKind, width: int, length: int, size: int | None) -> HyperGLU:
+    config = HyperGLUConfig(n_embd=width, n_head=2, block_size=length, attn_kind=kind, qk_rank=size)
+    return (HyperGLU if kind == "glu" else HyperMLP)(config)
+
+
+def relu(width: int, length: int, size: int | None) -> HyperGLU:
+    """HyperMLP without mixing, convolutions and gates: the label R, of any rank."""
+    config = HyperGLUConfig(
+        n_embd=width,
+        n_head=2,
+        block_size=length,
+        attn_kind="relu",
+        qk_rank=size or width,
+        use_kv_conv=False,
+        use_qk_gate=False,
+        use_vo_gate=False,
+        use_op1=False,
+        use_op2=False,
+    )
+    return HyperMLP(config)
+
+
+MIXERS: dict[str, Entry] = {
+    "hyperglu": Entry(lambda d, n, s: hyper("glu", d, n, s), "HyperGLU", "Lu and Yang", 2026, "qk_rank", 4),
+    "hypermlp": Entry(lambda d, n, s: hyper("relu", d, n, s), "HyperMLP", "Lu and Yang", 2026, "qk_rank"),
+    "softmax": Entry(lambda d, n, s: SoftmaxAttention(d, qk_rank=s), "Softmax with RoPE", "Vaswani et al.", 2017, "qk_rank", 4),
+    "relu": Entry(relu, "ReLU attention", "Wortsman et al.", 2023, "qk_rank"),
+    "differential": Entry(lambda d, n, s: DifferentialAttention(d, value_width=s), "Differential", "Ye et al.", 2025),
+    "path": Entry(lambda d, n, s: PathAttention(d, value_width=s), "PaTH attention", "Yang et al.", 2025),
+    "linear": Entry(lambda d, n, s: LinearAttention(d, value_width=s), "Linear attention", "Katharopoulos et al.", 2020),
+    "retnet": Entry(lambda d, n, s: RetNet(d, value_width=s), "RetNet", "Sun et al.", 2023),
+    "gla": Entry(lambda d, n, s: GLA(d, value_width=s), "Gated linear attention", "Yang et al.", 2024),
+    "gsa": Entry(lambda d, n, s: GSA(d, value_width=s), "Gated slot attention", "Zhang et al.", 2024),
+    "hgrn": Entry(lambda d, n, s: HGRN(d, value_width=s), "HGRN", "Qin et al.", 2023, "inner width"),
+    "hgrn2": Entry(lambda d, n, s: HGRN2(d, value_width=s), "HGRN2", "Qin et al.", 2024),
+    "deltanet": Entry(lambda d, n, s: DeltaNet(d, value_width=s), "DeltaNet", "Yang et al.", 2024),
+    "gated_deltanet": Entry(lambda d, n, s: GatedDeltaNet(d, value_width=s), "Gated DeltaNet", "Yang et al.", 2025),
+    "rwkv7": Entry(lambda d, n, s: RWKV7(d, value_width=s), "RWKV-7", "Peng et al.", 2025),
+    "mamba": Entry(lambda d, n, s: Mamba(d, value_width=s), "Mamba", "Gu and Dao", 2023, "inner width"),
+    "mamba2": Entry(lambda d, n, s: Mamba2(d, value_width=s), "Mamba-2", "Dao and Gu", 2024, "inner width"),
+}
+
+
+def build_mixer(name: str, width: int, length: int, size: int | None = None) -> Mixer:
+    """The mixer of a registered name or a label, of this width, for contexts of up to `length` tokens."""
+    if name in MIXERS:
+        return MIXERS[name].build(width, length, size)
+    if ":" not in name and name[:1] in ("S", "R", "G"):
+        return labels.build(name, width, length, size)
+    own = "; it is somebody's own code, which runs only where a command or a call names it" if ":" in name else ""
+    raise ValueError(
+        f"unknown mixer {name!r}; known are {', '.join(sorted(MIXERS))}, and the labels of Table 1, such as G-cg-q-12o{own}"
+    )
