@@ -6,6 +6,7 @@ what is large or needs a cluster. A command of a new kind needs an entry in SMAL
 """
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -167,3 +168,15 @@ def check_options(command: str) -> None:
 
 def options_of(command: Any) -> set[str]:
     return {"--help", *(name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts))}
+
+
+def test_docstrings_become_markdown() -> None:
+    make = runpy.run_path(str(ROOT / "docs" / "docstrings.py"))["to_markdown"]
+    text = "It adds.\n\n>>> 1 + 1\n2\n\nArgs:\n    x, y: numbers\n        of any size\n\nA law:\n    x = y"
+    assert make(text).split("\n\n") == [
+        "It adds.",
+        "```python\n>>> 1 + 1\n2\n```",
+        "**Args**",
+        "- `x`, `y`: numbers of any size",
+        "A law:\n    x = y",
+    ]

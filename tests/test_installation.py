@@ -100,3 +100,13 @@ def test_the_citation_names_the_paper() -> None:
     assert paper["title"] in readme
     assert paper["url"] in readme
     assert PROJECT["urls"]["Paper"] == paper["url"]
+
+
+def test_the_files_for_github_are_sound() -> None:
+    files = [*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"]
+    found = {path.name: yaml.safe_load(path.read_text()) for path in files}
+    assert found["ci.yml"]["jobs"]["checks"]["steps"][-1]["run"] == ".ci/run"
+    for name in ("bug.yml", "idea.yml"):
+        assert all("id" in field and "label" in field["attributes"] for field in found[name]["body"])
+    hooks = [hook["entry"].split()[0] for repo in found[".pre-commit-config.yaml"]["repos"] for hook in repo["hooks"]]
+    assert set(hooks) == {"ruff", "mypy", "pytest"}

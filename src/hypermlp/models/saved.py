@@ -38,6 +38,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_model(model: LanguageModel, folder: Path, tokenizer: dict[str, Any] | None = None) -> None:
+    """Write config.json, model.safetensors and, if given, tokenizer.json, which Hugging Face's Auto classes read too."""
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f".{WEIGHTS}"
     save_file({name: tensor.cpu().contiguous() for name, tensor in weights(model).items()}, fresh, {"format": "pt"})
@@ -48,6 +49,7 @@ def save_model(model: LanguageModel, folder: Path, tokenizer: dict[str, Any] | N
 
 
 def load_model(folder: Path) -> LanguageModel:
+    """The model that `save_model` or `hypermlp export` wrote; no code of the folder is executed."""
     config = read_config(folder)
     model = LanguageModel(config)
     saved = read_weights(folder)
