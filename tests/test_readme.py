@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hypermlp.report.bench import decode_markdown, layer_markdown, mixers_markdown, model_markdown
+from hypermlp.report.bench_tables import decode_markdown, layer_markdown, mixers_markdown, model_markdown
 from hypermlp.report.claims import verdicts_markdown
 from hypermlp.report.study import read_studies
 from hypermlp.report.table1 import table1_markdown, training_markdown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from typer.testing import CliRunner
 
 from helpers import OWN_MIXER
 from hypermlp.bench import memory
-from hypermlp.bench.contestants import Case, build, matched
+from hypermlp.bench.contestants import BASELINE, Case, build, matched
 from hypermlp.cli import app
 from hypermlp.mixers import MIXERS, Entry, SoftmaxAttention
 from hypermlp.mixers.labels import TABLE1
-from hypermlp.report.bench import mixers_markdown, mixers_picture
+from hypermlp.report.bench_pictures import LOOKS, growth, mixers_picture
+from hypermlp.report.bench_tables import mixers_markdown
 
+ROOT = Path(__file__).parents[2]
 TINY = ("--shape", "1,24,32", "--rounds", "1", "--threads", "1", "--no-memory")
 
 
@@ -134,8 +137,25 @@ def test_the_table_of_mixers() -> None:
 
 
 def test_the_picture_has_a_line_for_every_mixer() -> None:
-    left, right = mixers_picture(ROWS).axes
-    assert [label.get_text() for label in left.get_yticklabels()] == ["softmax", "R-12!", "mamba"]
-    assert sum(len(points.get_offsets()) for points in left.collections) == len(ROWS)
-    (points,) = right.collections
-    assert points.get_offsets()[:2, 0].tolist() == pytest.approx([1, 2])
+    rows = [*(row(BASELINE, T, 1.0, 4 * T) for T in (512, 1024, 2048)), *ROWS]
+    figure = mixers_picture(rows)
+    left, right = figure.axes
+    titles = ["softmax attention (SDPA), 2 heads", "Softmax with RoPE (softmax)", "R-12!", "Mamba"]
+    assert [label.get_text() for label in left.get_yticklabels()] == titles
+    assert sum(len(points.get_offsets()) for points in left.collections) == len(rows)
+    shortest = right.collections[0].get_offsets()
+    assert shortest[:, 0].tolist() == pytest.approx([1, 2, 128])  # memory at 512 tokens, relative to the first
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["512 tokens", "1,024 tokens", "2,048 tokens"]
+
+
+def test_lines_can_be_told_apart_and_axes_read() -> None:
+    looks = [(own.colour, own.line, own.marker) for own in LOOKS.values()]
+    assert len(set(looks)) >= len(looks) - 1  # "hyperglu" and "hyperglu native" are not in one picture
+    rows = json.loads((ROOT / "results" / "bench" / "layer.json").read_text())["rows"]
+    for ax in growth(rows).axes:
+        assert len(ax.get_yticks()) >= 4
+        assert all(re.fullmatch(r"[\d.,]+", label.get_text()) for label in ax.get_yticklabels())
+        legend = ax.get_legend()
+        assert legend is not None
+        assert len(legend.get_texts()) == len(ax.lines)
+        assert all("native" not in text.get_text() for text in legend.get_texts())  # names are explained

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from hypermlp.bench import contestants, model
 from hypermlp.bench.layer import Shape
 from hypermlp.cli import app
-from hypermlp.report.bench import model_markdown
+from hypermlp.report.bench_tables import model_markdown
 
 
 def test_models_of_equal_size_are_checked_timed_and_recorded(tmp_path: Path) -> None:

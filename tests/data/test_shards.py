@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from hypermlp.cli.prepare import run_prepare
 from hypermlp.data import shards
 from hypermlp.data.corpus import SPLITS, Corpus, Tokens, open_corpus, read_corpus
 from hypermlp.data.shards import UNFINISHED, Progress, prepare
 from hypermlp.data.text import Source, find_source
 from hypermlp.data.tokenizers import ByteTokenizer, FileTokenizer, train_bpe
-from hypermlp.report.prepare import show
 
 SHARD = 4000  # bytes: a shard for each file of the source below
 
@@ -282,7 +282,7 @@ def test_a_mistake_in_the_source_stops_the_work_and_its_correction_starts_afresh
 def test_the_report_shows_counts_and_leaves_provenance(folder: Path, tmp_path: Path) -> None:
     console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
     options: dict[str, Any] = {"end": None, "field": "text", "validation": 0.2, "workers": 1}
-    corpus = show(console, str(folder), tmp_path / "out", tokenizer="bpe:300", **options)
+    corpus = run_prepare(console, str(folder), tmp_path / "out", tokenizer="bpe:300", **options)
     shown = console.export_text()
     console.file.close()
     assert "tokenizer bpe:300 of 300 tokens, 1 worker" in shown

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from helpers import perturb
 from hypermlp.cli import app
+from hypermlp.cli.evaluate import model_names, run_benchmarks, run_perplexity
 from hypermlp.data.corpus import Tokens
 from hypermlp.data.tokenizers import ByteTokenizer
 from hypermlp.evals import harness
@@ -27,7 +28,7 @@ from hypermlp.experiments.paper import BENCHMARKS, TABLE2
 from hypermlp.models.generate import generate
 from hypermlp.models.lm import LanguageModel, ModelConfig
 from hypermlp.models.saved import save_model
-from hypermlp.report.evals import model_names, show_eval, show_perplexity, show_summary
+from hypermlp.report.evals import summary_table
 
 QUESTIONS = [
     {"question": f"{i} and {j}", "choices": ["ab", "x y z", "12", "é"], "answer": (i * j) % 4}
@@ -96,7 +97,7 @@ def result(net: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> dict
         # To look through all the harness's own tasks takes a while, and none is asked for.
         patch.setattr("lm_eval.tasks.TaskManager", partial(lm_eval.tasks.TaskManager, include_defaults=False))
         console = Console(file=StringIO(), width=200)
-        made = show_eval(
+        made = run_benchmarks(
             console,
             folder / "model",
             ["own_text", "own_writing", "own_group"],
@@ -138,7 +139,7 @@ def test_perplexity_is_shown_and_written(net: LanguageModel, tmp_path: Path) -> 
     save_model(net, tmp_path / "model", {"kind": "bytes"})
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 40)
     console = Console(file=StringIO(), width=200)
-    made = show_perplexity(console, tmp_path / "model", str(tmp_path / "text.txt"), out=tmp_path / "p.json", stride=7)
+    made = run_perplexity(console, tmp_path / "model", str(tmp_path / "text.txt"), out=tmp_path / "p.json", stride=7)
     assert made["bits per byte"] == pytest.approx(made["loss"] / math.log(2) * made["tokens"] / made["bytes"])
     assert json.loads((tmp_path / "p.json").read_text()) == json.loads(json.dumps(made))
     assert f"{made['perplexity']:.4f}" in console.file.getvalue()
@@ -234,11 +235,11 @@ def test_average_ranks_are_the_papers() -> None:
 def test_a_model_is_ranked_among_the_papers() -> None:
     console = Console(file=StringIO(), width=300)
     best = {name: 1.0 for name in BENCHMARKS[:5]}
-    show_summary(console, {"mine": best}, "340M")
+    console.print(summary_table({"mine": best}, "340M", console.width))
     lines = [line for line in console.file.getvalue().splitlines() if line.strip()]
     assert "9 models on 5 benchmarks" in lines[0]
     row = next(line.split() for line in lines if "mine" in line)
     assert row == ["mine", *["1.000"] * 5, "1.00", "5"]
     assert sum("(paper, 340M)" in line for line in lines) == 8
     with pytest.raises(ValueError, match=r"size \('7B'\) must be one of '1\.3B', '340M'"):
-        show_summary(console, {"mine": best}, "7B")
+        console.print(summary_table({"mine": best}, "7B", console.width))

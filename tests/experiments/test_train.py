@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from safetensors.torch import load_file
 
 from helpers import OWN_MIXER
 from hypermlp import notice
+from hypermlp.cli.train import run_training, show_plan, write
 from hypermlp.data.shards import prepare
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import ByteTokenizer, find_tokenizer
@@ -25,7 +25,7 @@ from hypermlp.experiments.generate import decode, open_model, write_text
 from hypermlp.experiments.train import start
 from hypermlp.mixers import MIXERS
 from hypermlp.report.page import write_report
-from hypermlp.report.train import show_plan, show_text, show_training
+from hypermlp.report.terminal import new_console
 from hypermlp.train.checkpoint import complete, newest, step_of
 from hypermlp.train.metrics import read_metrics
 
@@ -51,7 +51,7 @@ def corpus(tmp_path: Path) -> str:
 
 
 def run(out: Path, *overrides: str, resume: bool = False) -> bool:
-    return show_training(Console(quiet=True), "tiny", [*SMALL, *overrides], out=out, resume=resume)
+    return run_training(new_console(quiet=True), "tiny", [*SMALL, *overrides], out=out, resume=resume)
 
 
 def tensors(out: Path) -> dict[str, bytes]:
@@ -132,8 +132,8 @@ def test_an_unknown_name_lists_the_known() -> None:
 
 def test_a_run_learns_and_leaves_everything(tmp_path: Path, corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    console = Console(width=200)
-    assert show_training(console, "tiny", [*SMALL, corpus, "train.steps=30", "train.lr=1e-2", "train.warmup=3"], out=out)
+    console = new_console(width=200)
+    assert run_training(console, "tiny", [*SMALL, corpus, "train.steps=30", "train.lr=1e-2", "train.warmup=3"], out=out)
     shown = capsys.readouterr().out
     assert "step     30   loss" in shown
     assert "Validation loss" in shown
@@ -148,7 +148,7 @@ def test_a_run_learns_and_leaves_everything(tmp_path: Path, corpus: str, capsys:
     saved = json.loads((out / "run.json").read_text())
     assert saved["config"]["train"]["steps"] == 30
     assert saved["starts"][0]["torch"]
-    show_text(console, out / "model", "12 sq", 20, seed=1)
+    write(console, out / "model", "12 sq", 20, seed=1)
     assert "12 sq" in capsys.readouterr().out
 
 
@@ -261,14 +261,14 @@ def test_sigterm_saves_and_ends_and_the_run_goes_on_exactly(tmp_path: Path, corp
     code = """
 import sys, time
 from pathlib import Path
-from rich.console import Console
+from hypermlp.report.terminal import new_console
 from hypermlp.mixers import MIXERS
 from hypermlp.report.page import write_report
-from hypermlp.report.train import show_training
+from hypermlp.cli.train import run_training
 from hypermlp.train.training import Training
 update = Training.update
 Training.update = lambda *given: (time.sleep(0.05), update(*given))[1]
-show_training(Console(), "tiny", sys.argv[2:], out=Path(sys.argv[1]))
+run_training(new_console(), "tiny", sys.argv[2:], out=Path(sys.argv[1]))
 """
     out = tmp_path / "run"
     arguments = [sys.executable, "-c", code, str(out), *SMALL, *changes]
@@ -294,11 +294,11 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path, corpus: str) -> Non
     code = """
 import sys
 from pathlib import Path
-from rich.console import Console
+from hypermlp.report.terminal import new_console
 from hypermlp.mixers import MIXERS
 from hypermlp.report.page import write_report
-from hypermlp.report.train import show_training
-show_training(Console(), "tiny", sys.argv[2:], out=Path(sys.argv[1]))
+from hypermlp.cli.train import run_training
+run_training(new_console(), "tiny", sys.argv[2:], out=Path(sys.argv[1]))
 """
     (tmp_path / "script.py").write_text(code)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -317,7 +317,7 @@ show_training(Console(), "tiny", sys.argv[2:], out=Path(sys.argv[1]))
 
 
 def test_the_plan_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
-    found = show_plan(Console(width=200), "tiny", SMALL)
+    found = show_plan(new_console(width=200), "tiny", SMALL)
     shown = capsys.readouterr().out
     config = configure("tiny", SMALL)
     parameters = count(config.model)

@@ -430,6 +430,5 @@ def test_the_terminal_shows_progress_and_accuracies(tmp_path: Path) -> None:
     assert f"seed 0: accuracy {accuracy:.1%}" in shown
     assert "seed 0: failed: the worker was ended by SIGKILL" in shown
     assert "stopping" not in shown
-    screen.render(Progress(3, (record,), (running,), None, stopping=True))
+    console.print(screen.render(Progress(3, (record,), (running,), None, stopping=True)))
     assert "stopping, saving" in console.file.getvalue()
-    assert screen.farewell == "Stopped: 1 of 3 runs are finished; the others are saved where they were."

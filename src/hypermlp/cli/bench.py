@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from hypermlp.cli.app import app
 from hypermlp.cli.options import whole_numbers
+from hypermlp.report.terminal import new_console
 
 bench = typer.Typer(help="Measure speed and memory against softmax attention, on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
@@ -48,7 +48,7 @@ def bench_layer(
     """Whole layers, forward and training step: time, memory, operations. About half an hour for the default shapes."""
     from hypermlp.bench.contestants import CONTESTANTS
     from hypermlp.bench.layer import DEFAULT_SHAPES, MIXER_SHAPES, Shape
-    from hypermlp.report.bench import show_layer, show_mixers
+    from hypermlp.cli import measure
     from hypermlp.studies.table1 import contestants
 
     check_contestants(only, against)
@@ -57,8 +57,8 @@ def bench_layer(
     if mixers is not None:
         if only or against:
             raise ValueError("--mixers are measured instead of the contestants; leave out --only and --against")
-        show_mixers(
-            Console(),
+        measure.run_mixers(
+            new_console(),
             out,
             shapes or list(MIXER_SHAPES),
             contestants(mixers),
@@ -67,8 +67,8 @@ def bench_layer(
             with_memory=memory,
         )
         return
-    show_layer(
-        Console(),
+    measure.run_layer(
+        new_console(),
         out,
         shapes or list(DEFAULT_SHAPES),
         names=only or list(CONTESTANTS),
@@ -93,10 +93,10 @@ def bench_model(
     """Training steps of whole models, HyperGLU's against softmax attention's of equal size. About three minutes."""
     from hypermlp.bench import model
     from hypermlp.bench.layer import Shape
-    from hypermlp.report.bench import show_model
+    from hypermlp.cli import measure
 
     kinds = [model.mad(Shape.parse(mad)), model.language(Shape.parse(language), depth, vocabulary)]
-    show_model(Console(), out, kinds, rounds=rounds, thread_counts=whole_numbers("--threads", threads))
+    measure.run_model(new_console(), out, kinds, rounds=rounds, thread_counts=whole_numbers("--threads", threads))
 
 
 @bench.command("profile")
@@ -113,12 +113,12 @@ def bench_profile(
     """Where a training step's time goes: mixing, projections, convolutions and gates, the rest."""
     from hypermlp.bench.contestants import BASELINE
     from hypermlp.bench.layer import Shape
-    from hypermlp.report.bench import show_profile
+    from hypermlp.cli import measure
 
     check_contestants(only, against)
     names = only or ["hyperglu native", BASELINE, *(["authors"] if against else [])]
     shapes = [Shape.parse(text) for text in shape or ("8,1024,768", "128,128,128")]
-    show_profile(Console(), out, shapes, names, against=str(against) if against else None)
+    measure.run_profile(new_console(), out, shapes, names, against=str(against) if against else None)
 
 
 @bench.command("decode")
@@ -132,10 +132,10 @@ def bench_decode(
     out: Annotated[Path, typer.Option(help="Folder for numbers and picture.")] = Path("runs/bench"),
 ) -> None:
     """One token after another: milliseconds per token and bytes of cache; and what a cache adds to the prefill."""
-    from hypermlp.report.bench import show_decode
+    from hypermlp.cli import measure
 
     lengths, batches = whole_numbers("--context", context), whole_numbers("--batch", batch)
-    show_decode(Console(), out, lengths, batches, width=width, rounds=rounds)
+    measure.run_decode(new_console(), out, lengths, batches, width=width, rounds=rounds)
 
 
 def check_contestants(only: list[str] | None, against: Path | None) -> None:

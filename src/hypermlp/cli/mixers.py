@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from hypermlp.cli.app import app
 from hypermlp.cli.options import Length, Width
+from hypermlp.report.terminal import new_console, say
 
 
 @app.command()
@@ -21,16 +20,16 @@ def info() -> None:
     from hypermlp.ops.native import cache_folder
     from hypermlp.provenance import machine
 
-    shown = Table(show_header=False, box=None)
-    for name, value in machine().items():
-        shown.add_row(name, "none" if value is None else str(value))
+    console = new_console()
+    values = {name: "none" if value is None else str(value) for name, value in machine().items()}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    shown.add_row("device", device)
+    values["device"] = device
     for dtype in ("float32", "float64"):
         choice = choose("auto", device, dtype)
-        shown.add_row(f"implementation, {dtype}", f"{choice.impl} ({choice.reason})")
-    shown.add_row("compiled kernels in", str(cache_folder()))
-    Console().print(shown)
+        values[f"implementation, {dtype}"] = f"{choice.impl} ({choice.reason})"
+    values["compiled kernels in"] = str(cache_folder())
+    for name, value in values.items():
+        say(console, f"{name:<24} {value}")
 
 
 @app.command()
@@ -38,7 +37,7 @@ def mixers(width: Width = 768, length: Length = 1024) -> None:
     """Every mixer by its name: where it comes from, its parameters, and the bytes that decoding keeps."""
     from hypermlp.report.budget import show_mixers
 
-    show_mixers(Console(), width, length)
+    show_mixers(new_console(), width, length)
 
 
 @app.command()
@@ -50,7 +49,7 @@ def explain(
     """What a label of Table 1 means, letter by letter, and where its parameters are."""
     from hypermlp.report.budget import show_explanation
 
-    show_explanation(Console(), label, width, length)
+    show_explanation(new_console(), label, width, length)
 
 
 @app.command()
@@ -58,4 +57,4 @@ def budget(width: Width = 768, length: Length = 1024) -> None:
     """Parameters of all labels and rivals by component, and the sizes at which they equal softmax attention's."""
     from hypermlp.report.budget import show_budget
 
-    show_budget(Console(), width, length)
+    show_budget(new_console(), width, length)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from hypermlp.cli.app import app
 from hypermlp.cli.options import OwnMixers, Workers
+from hypermlp.report.terminal import new_console, say
 
 
 @app.command()
@@ -27,11 +27,11 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME.")] = None,
 ) -> None:
     """Train a language model. On several processes: torchrun --nproc-per-node N --no-python hypermlp train NAME …"""
-    from hypermlp.report.train import show_plan, show_training
+    from hypermlp.cli.train import run_training, show_plan
 
     if dry_run:
-        show_plan(Console(), name, overrides or (), processes=processes)
-    elif not show_training(Console(), name, overrides or (), out=out or Path("runs") / name, resume=resume):
+        show_plan(new_console(), name, overrides or (), processes=processes)
+    elif not run_training(new_console(), name, overrides or (), out=out or Path("runs") / name, resume=resume):
         raise typer.Exit(130)
 
 
@@ -50,11 +50,11 @@ def generate(
     own: OwnMixers = None,
 ) -> None:
     """Let a trained model write, token by token."""
+    from hypermlp.cli.train import write
     from hypermlp.mixers.own import adopt
-    from hypermlp.report.train import show_text
 
     adopt(own or ())
-    show_text(Console(), model, prompt, count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    write(new_console(), model, prompt, count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
 
 
 @app.command("eval")
@@ -72,21 +72,22 @@ def evaluate(
     out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/eval"),
 ) -> None:
     """Perplexity on a text, or the paper's benchmarks; with several models or --size, ranks and first places as in Table 2."""
+    from hypermlp.cli.evaluate import model_names, run_benchmarks, run_perplexity
     from hypermlp.evals.harness import scores
     from hypermlp.mixers.own import adopt
-    from hypermlp.report.evals import model_names, show_eval, show_perplexity, show_summary
+    from hypermlp.report.evals import summary_table
 
     adopt(own or ())
-    console, found = Console(), {}
+    console, found = new_console(), {}
     for folder, name in zip(model, model_names(model), strict=True):
         if tasks is None:
-            show_perplexity(console, folder, corpus, out=out / f"{name}-perplexity.json", title=name)
+            run_perplexity(console, folder, corpus, out=out / f"{name}-perplexity.json", title=name)
             continue
         numbers = out / f"{name}-tasks.json"
-        result = show_eval(console, folder, tasks.split(","), out=numbers, title=name, include=include, limit=limit)
+        result = run_benchmarks(console, folder, tasks.split(","), out=numbers, title=name, include=include, limit=limit)
         found[name] = scores(result)
     if found and (len(found) > 1 or size is not None):
-        show_summary(console, found, size)
+        console.print(summary_table(found, size, console.width))
 
 
 @app.command()
@@ -100,7 +101,7 @@ def export(
     from hypermlp.train.checkpoint import export_newest
 
     adopt(own or ())
-    Console().print(f"{export_newest(run, out)} → {out}")
+    say(new_console(), f"{export_newest(run, out)} → {out}")
 
 
 data = typer.Typer(help="Text to train language models on.", no_args_is_help=True)
@@ -118,11 +119,11 @@ def data_prepare(
     workers: Workers = None,
 ) -> None:
     """Tokenise a corpus into memory-mapped shards with checksums."""
-    from hypermlp.report.prepare import show
+    from hypermlp.cli.prepare import run_prepare
     from hypermlp.studies.executors import cores
 
-    show(
-        Console(),
+    run_prepare(
+        new_console(),
         source,
         out,
         tokenizer=tokenizer,

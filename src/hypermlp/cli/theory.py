@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from hypermlp.cli.app import app
+from hypermlp.report.terminal import new_console
 
 
 @app.command()
@@ -34,5 +34,5 @@ def theory(
     if show:
         print(markdown(select(wanted)), end="")
         return
-    if not show_theory(Console(), wanted, out if page else None):
+    if not show_theory(new_console(), wanted, out if page else None):
         raise typer.Exit(1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -75,12 +73,8 @@ def watch(console: Console, out: Path, study: Callable[..., list[Record]], score
     """Show a study while it runs, and its outcome."""
     ops.announce(ops.choose())  # compiles, where that is still to be done, before the workers all want it
     screen = Screen(console, scores)
-    try:
-        with Live(console=console, refresh_per_second=4, transient=True) as live:
-            records = study(tell=lambda progress: live.update(screen.render(progress)), done=screen.done)
-    except KeyboardInterrupt:
-        say(console, f"{screen.farewell} Resume with the same command: {shlex.join(['hypermlp', *sys.argv[1:]])}")
-        raise SystemExit(130) from None
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        records = study(tell=lambda progress: live.update(screen.render(progress)), done=screen.done)
     console.print(scores(records, console.width))
     failed = [record for record in records if record["error"] is not None]
     for record in failed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The columns of Table 1's left half, in its order, by the names of data/mad.py.
+# The columns of Table 1's left half, in its order, by the names of tasks/mad.py.
 TASKS = ("compression", "fuzzy-recall", "in-context-recall", "memorization", "noisy-recall", "selective-copying")
 THRESHOLDS = (3.3, 3.2, 3.1, 3.0)  # of the NanoGPT loss
 

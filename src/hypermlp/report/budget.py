@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from hypermlp.mixers import MIXERS, Mixer, build_mixer
 from hypermlp.mixers.labels import TABLE1, count_by_component, explain
 from hypermlp.models.budget import Matched, match
 from hypermlp.models.lm import count_parameters
+from hypermlp.report.terminal import Column, say, show_table
 
 GROUPS = {
     "q,k": ("q", "k"),
@@ -32,22 +31,19 @@ def show_budget(console: Console, width: int, length: int, names: Sequence[str] 
     parts = {name: count_by_component(on_paper(name, width, length)) for name in names}
     groups = {title: g for title, g in GROUPS.items() if any(part in parts[name] for name in names for part in g)}
     target = 4 * width**2
-    console.print(f"Width {width}, context {length}; the budget is 4 · {width}² = {target:,} parameters")
-    table = Table(box=box.SIMPLE_HEAD, padding=0)
-    for column in ("mixer", *groups, "total", "ratio", "size", "inner"):
-        table.add_column(column, justify="left" if column == "mixer" else "right", no_wrap=True)
+    say(console, f"Width {width}, context {length}; the budget is 4 · {width}² = {target:,} parameters")
+    heads = [Column("mixer"), *map(Column, groups), Column("total", starts=True), *map(Column, ("ratio", "size", "inner"))]
+    rows = []
     for name, m in found.items():
         units = [sum(parts[name].get(part, 0) for part in group) / width**2 for group in groups.values()]
         total = sum(parts[name].values())
         cells = [f"{n:.2f}" if n else "" for n in units]
-        table.add_row(name, *cells, f"{total:,}", f"{total / target:.3f}", str(m.size or ""), feed_forward(m, width))
-    console.print(table)
-    console.print(f"Parts are in units of {width}², total and ratio to the budget as published.")
-    console.print(
-        "size: the one within 1 % of the budget, where it is another. inner: whose feed-forward is to be wider instead."
-    )
+        rows.append([name, *cells, f"{total:,}", f"{total / target:.3f}", str(m.size or ""), feed_forward(m, width)])
+    show_table(console, "", heads, rows)
+    say(console, f"Parts are in units of {width}²; total and its ratio to the budget are those of the published sizes.")
+    say(console, "size: the one within 1 % of the budget, where it is another. inner: whose feed-forward is wider instead.")
     for note in dict.fromkeys(m.note for m in found.values() if m.note):
-        console.print(f"{', '.join(name for name, m in found.items() if m.note == note)}: {note}")
+        say(console, f"{', '.join(name for name, m in found.items() if m.note == note)}: {note}")
 
 
 def feed_forward(found: Matched, width: int) -> str:
@@ -62,38 +58,34 @@ def show_explanation(console: Console, label: str, width: int, length: int) -> N
     """A label in words, letter by letter, and where its parameters are."""
     found = explain(label, width, length)
     alias = f", {found.alias}" if found.alias else ""
-    words = Table(title=f"{found.label}{alias}", box=box.SIMPLE_HEAD, show_header=False)
-    for letter, meaning in found.words.items():
-        words.add_row(letter, meaning)
-    console.print(words)
+    letters = [Column("letter"), Column("meaning", left=True, wraps=True)]
+    show_table(console, f"{found.label}{alias}", letters, list(found.words.items()))
     total = sum(found.parameters.values())
-    table = Table(title=f"parameters, width {width}, context {length}", box=box.SIMPLE_HEAD)
-    table.add_column("component")
-    for column in ("parameters", "share", f"of {width}²"):
-        table.add_column(column, justify="right")
-    for component, n in (*found.parameters.items(), ("all", total)):
-        table.add_row(component, f"{n:,}", f"{n / total:.1%}", f"{n / width**2:.3f}")
-    console.print(table)
+    heads = [Column("component"), Column("parameters"), Column("share"), Column(f"of {width}²")]
+    counts = (*found.parameters.items(), ("all", total))
+    rows = [[component, f"{n:,}", f"{n / total:.1%}", f"{n / width**2:.3f}"] for component, n in counts]
+    show_table(console, f"parameters, width {width}, context {length}", heads, rows)
     matched = match(str(found.label), width, length)
     size = "built so" if matched.size is None else f"qk_rank {matched.size}"
     note = f"; {matched.note}" if matched.note else ""
-    console.print(f"Budget {matched.target:,}: {size}, {matched.parameters:,} parameters ({matched.deviation:+.1%}){note}")
+    say(console, f"Budget {matched.target:,}: {size}, {matched.parameters:,} parameters ({matched.deviation:+.1%}){note}")
 
 
 def show_mixers(console: Console, width: int, length: int) -> None:
     """The registry."""
-    table = Table(title=f"width {width}, context {length}", box=box.SIMPLE_HEAD, padding=0)
-    table.add_column("name", no_wrap=True)
-    table.add_column("mixer")
-    table.add_column("paper")
-    for column in ("parameters", f"of {width}²", "state bytes"):
-        table.add_column(column, justify="right", no_wrap=True)
+    heads = [
+        Column("name"),
+        Column("mixer", left=True, wraps=True),
+        Column("paper", left=True, wraps=True),
+        *map(Column, ("parameters", f"of {width}²", "state bytes")),
+    ]
+    rows = []
     for name, entry in MIXERS.items():
         mixer = on_paper(name, width, length)
         n = count_parameters(mixer)
         paper = f"{entry.paper}, {entry.year}"
-        table.add_row(name, entry.title, paper, f"{n:,}", f"{n / width**2:.2f}", state(mixer, length))
-    console.print(table)
+        rows.append([name, entry.title, paper, f"{n:,}", f"{n / width**2:.2f}", state(mixer, length)])
+    show_table(console, f"width {width}, context {length}", heads, rows)
 
 
 def state(mixer: Mixer, length: int) -> str:

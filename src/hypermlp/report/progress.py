@@ -17,7 +17,6 @@ from hypermlp.report.terminal import Column, say, tabulate
 from hypermlp.studies.engine import Progress, Running
 from hypermlp.studies.scores import common_mean, task_scores
 
-STOPPING = "stopping, saving …"
 Scores = Callable[[Sequence[Record], int], Group]  # the table of finished runs, for a width
 
 
@@ -27,7 +26,6 @@ class Screen:
     def __init__(self, console: Console, scores: Scores) -> None:
         self.console, self.scores = console, scores
         self.progress: Progress | None = None
-        self.told_stop = False
         left = TextColumn("{task.description}", markup=False)
         self.bar = Bar(TextColumn("runs", markup=False), BarColumn(), MofNCompleteColumn(), left, console=console)
         self.task = self.bar.add_task("")
@@ -40,24 +38,12 @@ class Screen:
     def render(self, progress: Progress) -> RenderableType:
         """The bar comes first, since a low window cuts off the end."""
         self.progress = progress
-        if progress.stopping and not self.told_stop:
-            self.told_stop = True
-            if not self.console.is_terminal:
-                say(self.console, STOPPING)
         failed = f", {progress.failed} failed" if progress.failed else ""
-        description = STOPPING if progress.stopping else time_left(progress) + failed
+        description = "stopping, saving …" if progress.stopping else time_left(progress) + failed
         self.bar.update(self.task, total=progress.total, completed=len(progress.finished), description=description)
         width = self.console.width
         parts = [self.bar, Text(), running_table(progress.running, width), self.scores(progress.finished, width)]
         return Group(*parts)
-
-    @property
-    def farewell(self) -> str:
-        """What is left after Ctrl-C."""
-        if self.progress is None:
-            return "Stopped before the first run."
-        done, total = len(self.progress.finished), self.progress.total
-        return f"Stopped: {done} of {total} runs are finished; the others are saved where they were."
 
 
 def running_table(running: Sequence[Running], width: int) -> RenderableType:

@@ -1,4 +1,4 @@
-"""What `hypermlp data prepare` shows: progress while it tokenises, counts afterwards."""
+"""Prepare a corpus and show it: progress while it tokenises, counts afterwards."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from hypermlp.data.corpus import SPLITS, Corpus
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import find_tokenizer
 from hypermlp.provenance import provenance
+from hypermlp.report.terminal import say
 
 
-def show(
+def run_prepare(
     console: Console, source: str, out: Path, *, tokenizer: str, end: str | None, field: str, validation: float, workers: int
 ) -> Corpus:
     """Prepare a corpus on this console; leaves shards and index.json in `out`."""
     found = find_source(source, field=field, validation=validation)
     if tokenizer.startswith("bpe:"):
-        console.print(f"training the tokenizer {tokenizer}")
+        say(console, f"training the tokenizer {tokenizer}")
     chosen = find_tokenizer(tokenizer, found, end)
-    console.print(
+    say(
+        console,
         f"{found.name}: {found.size / 1e6:.1f} MB, tokenizer {chosen.name} of {chosen.vocabulary:,} tokens, "
-        f"{workers} worker{'s' if workers > 1 else ''}"
+        f"{workers} worker{'s' if workers > 1 else ''}",
     )
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TransferSpeedColumn(),
@@ -40,13 +42,13 @@ def show(
             counts = f"{progress.documents:,} documents, {progress.tokens:,} tokens"
             bar.update(shown, completed=progress.read, description=counts)
             if not console.is_terminal:
-                console.print(f"{progress.read / max(progress.total, 1):.0%}   {counts}")
+                say(console, f"{progress.read / max(progress.total, 1):.0%}   {counts}")
 
         corpus = shards.prepare(found, out, chosen, workers=workers, progress=tell, provenance=provenance())
     for name in SPLITS:
         tokens = corpus.split(name)
-        console.print(f"  {name:<10} {len(tokens.ends):>12,} documents {len(tokens):>14,} tokens")
+        say(console, f"  {name:<10} {len(tokens.ends):>12,} documents {len(tokens):>14,} tokens")
         if not len(tokens):
-            console.print(f"  (nothing to {'train on' if name == 'train' else 'validate with'}; choose another --validation)")
-    console.print(f"Corpus: {out}")
+            say(console, f"  (nothing to {'train on' if name == 'train' else 'validate with'}; choose another --validation)")
+    say(console, f"Corpus: {out}")
     return corpus

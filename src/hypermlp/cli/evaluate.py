@@ -1,0 +1,116 @@
+"""Evaluate models and show it: perplexity or benchmarks, each with a file of its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from hypermlp.data.corpus import INDEX, Corpus, SplitName, open_corpus, read_corpus
+from hypermlp.data.text import find_source
+from hypermlp.data.tokenizers import Tokenizer
+from hypermlp.evals.harness import evaluate
+from hypermlp.evals.perplexity import measure
+from hypermlp.experiments.generate import open_model
+from hypermlp.files import free_path, write_json
+from hypermlp.provenance import provenance
+from hypermlp.report.evals import perplexity_table, score_table
+from hypermlp.report.terminal import say
+
+
+def model_names(folders: Sequence[Path]) -> list[str]:
+    """A name for each folder: the end of its path, as long as it takes to tell the folders apart.
+
+    >>> model_names([Path("a/model"), Path("b/model"), Path("c/tiny")])
+    ['a-model', 'b-model', 'tiny']
+    """
+    paths = [folder.resolve() for folder in folders]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"--model {path} is given more than once")
+
+    def shortest(path: Path) -> str:
+        ends = [path.parts[-length:] for length in range(1, len(path.parts))]
+        alone = (end for end in ends if sum(other.parts[-len(end) :] == end for other in paths) == 1)
+        return "-".join(next(alone, path.parts)).strip("/")
+
+    names = [shortest(path) for path in paths]
+    return [f"{name}-{i}" if names.count(name) > 1 else name for i, name in enumerate(names, 1)]
+
+
+def run_benchmarks(
+    console: Console, folder: Path, tasks: Sequence[str], *, out: Path, title: str = "", **options: Any
+) -> dict[str, Any]:
+    """Run benchmarks on a saved model or a training run; the options are those of harness.evaluate.
+
+    Leaves the file `out`, or where that exists a numbered one beside it.
+    """
+    from hypermlp.models.hf import HyperForCausalLM, fast_tokenizer  # late: transformers takes seconds
+
+    model, tokenizer = open_model(folder)
+    out = free_path(out)
+    result = evaluate(HyperForCausalLM.wrap(model), fast_tokenizer(tokenizer.to_dict()), tasks, **options)
+    write_json(out, result)
+    console.print(score_table(title or folder.name, result, console.width))
+    say(console, f"Numbers: {out}")
+    return result
+
+
+def run_perplexity(
+    console: Console,
+    folder: Path,
+    corpus: str,
+    *,
+    out: Path,
+    title: str = "",
+    split: SplitName = "validation",
+    **options: Any,
+) -> dict[str, Any]:
+    """Measure a saved model or a training run on a corpus; the options are those of perplexity.measure.
+
+    Leaves the file `out`, or where that exists a numbered one beside it.
+    """
+    out = free_path(out)
+    model, tokenizer = open_model(folder)
+    text = corpus_for(corpus, tokenizer)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("tokens", total=len(text.split(split)))
+        found = measure(
+            model,
+            text.split(split),
+            tokenizer,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            **options,
+        )
+    result = {
+        "provenance": provenance(),
+        "model": model.config.to_dict(),
+        "corpus": text.name,
+        "split": split,
+        **options,
+        "tokens": found.tokens,
+        "bytes": found.bytes,
+        "loss": found.loss,
+        "perplexity": found.perplexity,
+        "bits per byte": found.bits_per_byte,
+    }
+    write_json(out, result)
+    console.print(perplexity_table(title or folder.name, result, console.width))
+    say(console, f"Numbers: {out}")
+    return result
+
+
+def corpus_for(name: str, tokenizer: Tokenizer) -> Corpus:
+    """A prepared corpus, if it was made with this tokenizer, or a text tokenised by it."""
+    if not (Path(name) / INDEX).is_file():
+        return read_corpus(find_source(name), tokenizer)
+    corpus = open_corpus(name)
+    if corpus.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise ValueError(
+            f"the corpus {name} was prepared with another tokenizer ({corpus.tokenizer.name}) than the model's "
+            f"({tokenizer.name}); give the text itself"
+        )
+    return corpus

@@ -1,0 +1,200 @@
+"""Tables of the benchmarks, for the terminal and for documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Group
+
+from hypermlp.bench import decode
+from hypermlp.bench.contestants import BASELINE
+from hypermlp.bench.layer import Shape
+from hypermlp.report.bench_pictures import clock_name, exponent, thread_counts
+from hypermlp.report.terminal import Column, tabulate
+
+Row = dict[str, Any]
+
+
+# ---- for the terminal ----
+
+
+def decode_table(rows: Sequence[Row], width: int) -> Group:
+    """Of one batch size."""
+    title = f"batch {rows[0]['batch']}, width {rows[0]['width']}; ratios to {decode.BASELINE}"
+    heads = [
+        Column("context"),
+        Column("layer", left=True),
+        Column("parameters"),
+        Column("ms per token", starts=True),
+        Column("ratio"),
+        Column("cache MB"),
+        Column("ratio of the cache"),
+        Column("prefill / forward"),
+    ]
+    cells = [
+        [
+            f"{row['context']:,}",
+            row["contestant"],
+            f"{row['parameters']:,}",
+            f"{row['ms_per_token']:.3f}",
+            ratio_text(row["ratio"]),
+            f"{row['cache_bytes'] / 1e6:.1f}",
+            f"{row['cache_ratio']:.3f}",
+            "" if row["prefill_by_forward"] is None else f"{row['prefill_by_forward']['median']:.2f}",
+        ]
+        for row in rows
+    ]
+    return tabulate(width, title, heads, cells, keys=2)
+
+
+def ratio_text(found: dict[str, float] | None) -> str:
+    return "" if found is None else f"{found['median']:.2f} ±{(found['high'] - found['low']) / 2:.2f}"
+
+
+def layer_tables(shape: Shape, rows: Sequence[Row], width: int) -> Iterator[Group]:
+    """Sizes and memory, then a table of times for each number of threads."""
+    heads = ("layer", "parameters", "÷ baseline's", "GFLOP", "forward, MB", "training, MB", "state, bytes")
+    cells = []
+    for row in rows:
+        memory = [f"{row[k] / 1e6:.0f}" if k in row else "–" for k in ("forward_extra_bytes", "training_extra_bytes")]
+        work = "–" if row["flops_forward"] is None else f"{row['flops_forward'] / 1e9:.1f}"
+        state = "–" if row["state_bytes"] is None else f"{row['state_bytes']:,}"
+        cells.append([row["contestant"], f"{row['parameters']:,}", f"{1 + row['deviation']:.2f}", work, *memory, state])
+    yield tabulate(width, f"{shape}: parameters, operations of a forward pass, extra memory", [*map(Column, heads)], cells)
+    for count in thread_counts(rows):
+        title = f"{shape}, {clock_name(count)}: ms; ratio to {BASELINE} ± half the quartiles' distance; share of peak"
+        times = ("layer", "forward", "ratio", "peak", "training", "ratio", "peak")
+        columns = [Column(name, starts=name == "training") for name in times]
+        found = [[*timing_cells(row[f"forward_{count}"]), *timing_cells(row[f"training_{count}"])] for row in rows]
+        yield tabulate(width, title, columns, [[row["contestant"], *own] for row, own in zip(rows, found, strict=True)])
+
+
+def timing_cells(found: Row) -> list[str]:
+    share = found["share_of_matmul_peak"]
+    return [f"{1e3 * found['seconds']:.1f}", ratio_text(found["ratio"]), "–" if share is None else f"{share:.0%}"]
+
+
+def profile_table(rows: Sequence[Row], width: int) -> Group:
+    groups = list(rows[0]["milliseconds"])
+    heads = [Column("shape"), Column("layer", left=True), *map(Column, groups), Column("all")]
+    cells = []
+    for row in rows:
+        spent = row["milliseconds"]
+        times = [f"{spent[group]:.0f}" for group in groups]
+        cells.append([" × ".join(map(str, row["shape"])), row["contestant"], *times, f"{sum(spent.values()):.0f}"])
+    return tabulate(width, "milliseconds of a training step, under the profiler", heads, cells, keys=2)
+
+
+def model_tables(rows: Sequence[Row], width: int) -> Iterator[Group]:
+    for kind in dict.fromkeys(row["model"] for row in rows):
+        chosen = [row for row in rows if row["model"] == kind]
+        first = chosen[0]
+        title = f"{kind} model, {Shape(*first['shape'])}, {first['depth']} layers; ratios to {first['baseline']}"
+        heads = ("mixer", "parameters", "clock", "step, ms", "ratio", "tokens/s")
+        cells = []
+        for count in thread_counts(chosen):
+            for row in chosen:
+                found = row[f"training_{count}"]
+                time, speed = f"{1e3 * found['seconds']:.1f}", f"{found['tokens_per_second']:,.0f}"
+                cells.append(
+                    [row["mixer"], f"{row['parameters']:,}", clock_name(count), time, ratio_text(found["ratio"]), speed]
+                )
+        yield tabulate(width, title, [Column(name, left=name == "clock") for name in heads], cells)
+
+
+# ---- for documents ----
+
+
+class Growth(NamedTuple):
+    """One mixer over the lengths of a benchmark."""
+
+    at: dict[int, Row]  # tokens → row
+    memory: float | None  # exponent of T in the extra memory of a training step
+
+
+def by_mixer(rows: Sequence[Row]) -> dict[str, Growth]:
+    found = {}
+    for name in dict.fromkeys(row["contestant"] for row in rows):
+        at = {row["shape"][1]: row for row in rows if row["contestant"] == name}
+        points = [(T, row.get("training_extra_bytes", 0) / row["shape"][0]) for T, row in at.items()]
+        fits = len(points) > 1 and all(y > 0 for _, y in points)
+        found[name] = Growth(at, exponent(points) if fits else None)
+    return found
+
+
+def mixers_markdown(rows: Sequence[Row]) -> str:
+    """The table of all mixers at equal parameters, for the documents."""
+    lengths = sorted({row["shape"][1] for row in rows})
+    middle, key = lengths[len(lengths) // 2], f"training_{thread_counts(rows)[-1]}"
+    columns = [
+        "mixer",
+        "parameters",
+        *(f"training step, {T} tokens" for T in lengths),
+        "memory ∝",
+        f"state bytes, {middle} tokens",
+    ]
+    lines = ["| " + " | ".join(columns) + " |", "| --- " + "| ---: " * (len(columns) - 1) + "|"]
+    for name, growth in by_mixer(rows).items():
+        ratios = [f"{growth.at[T][key]['ratio']['median']:.2f}" if T in growth.at else "–" for T in lengths]
+        memory = "–" if growth.memory is None else f"T^{growth.memory:.2f}"
+        row = growth.at.get(middle) or next(iter(growth.at.values()))
+        off = f" ({row['deviation']:+.0%})" if row["note"] else ""
+        state = "–" if row["state_bytes"] is None else f"{row['state_bytes']:,}"
+        lines.append("| " + " | ".join([name, f"{row['parameters']:,}{off}", *ratios, memory, state]) + " |")
+    return "\n".join(lines)
+
+
+def model_markdown(rows: Sequence[Row]) -> str:
+    """The table of whole models for the documents: HyperGLU's beside softmax attention's of equal size."""
+    lines = [
+        "| model | parameters | softmax's | threads | tokens/s | softmax's | time ÷ softmax's |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for ours, rival in zip(rows[::2], rows[1::2], strict=True):
+        sizes = f"{ours['model']}, {' × '.join(map(str, ours['shape']))}, {ours['depth']} layers"
+        for count in thread_counts([ours]):
+            a, b = (row[f"training_{count}"] for row in (ours, rival))
+            speeds = [f"{found['tokens_per_second']:,.0f}" for found in (a, b)]
+            counts = [f"{row['parameters']:,}" for row in (ours, rival)]
+            cells = [sizes, *counts, count[:-1], *speeds, f"{a['ratio']['median']:.2f}"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def layer_markdown(rows: Sequence[Row]) -> str:
+    """The table that the README quotes: native HyperGLU relative to softmax attention and to the authors' code."""
+    lines = [
+        "| batch × tokens × width | forward ÷ softmax's | training step ÷ softmax's | its memory ÷ softmax's "
+        "| authors' training step ÷ ours |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for shape in dict.fromkeys(tuple(row["shape"]) for row in rows):
+        by_name = {row["contestant"]: row for row in rows if tuple(row["shape"]) == shape}
+        ours, rival, authors = (by_name.get(name) for name in ("hyperglu native", BASELINE, "authors"))
+        if ours is None or rival is None:
+            continue
+        forward, training = (two_ratios(ours, phase) for phase in ("forward", "training"))
+        memory = ours["training_extra_bytes"] / rival["training_extra_bytes"]
+        faster = "" if authors is None else f"{authors['training_2t']['seconds'] / ours['training_2t']['seconds']:.1f}"
+        lines.append(f"| {' × '.join(map(str, shape))} | {forward} | {training} | {memory:.2f} | {faster} |")
+    return "\n".join(lines)
+
+
+def two_ratios(row: Row, phase: str) -> str:
+    """With two threads, and with one in brackets."""
+    two, one = (row[f"{phase}_{count}"]["ratio"]["median"] for count in ("2t", "1t"))
+    return f"{two:.2f} ({one:.2f})"
+
+
+def decode_markdown(rows: Sequence[Row]) -> str:
+    """The table of decoding that the README quotes."""
+    ours = [row for row in rows if row["contestant"] == "hyperglu"]
+    batches = list(dict.fromkeys(row["batch"] for row in ours))
+    lines = ["| context | " + " | ".join(f"time ÷ softmax's, batch {b}" for b in batches) + " | cache bytes ÷ softmax's |"]
+    lines.append("| --- " * (len(batches) + 2) + "|")
+    for context in dict.fromkeys(row["context"] for row in ours):
+        chosen = [row for row in ours if row["context"] == context]
+        times = " | ".join(f"{row['ratio']['median']:.2f}" for row in chosen)
+        lines.append(f"| {context} | {times} | {chosen[0]['cache_ratio']:.2f} |")
+    return "\n".join(lines)
