@@ -14,6 +14,9 @@ from hypermlp import HyperGLU, HyperGLUConfig
 from hypermlp.ops import reference
 
 T, ROW = 20, 15
+TIME = {place: str(place) for place in range(0, T, 5)}
+LAG = {T - 1 - lag: str(lag) for lag in range(0, T, 5)}  # the newest slot, lag 0, is the last column
+NEWEST = "lag ℓ (0: the token itself)"
 
 
 def main() -> None:
@@ -25,13 +28,13 @@ def main() -> None:
         x = torch.randn(1, T, 16).cumsum(1) / 3
         captured = capture(layer, x)
 
-    figure = Figure(figsize=(12, 2.9), layout="constrained")
+    figure = Figure(figsize=(13, 3.25), layout="constrained")
     axes = figure.subplots(1, 5)
-    show(axes[0], captured["time"], "scores z = q·k, in time order", "slot c", ylabel="row t")
-    show(axes[1], captured["lag"], "the same memory, in lag order", "lag ℓ (newest right)")
-    show(axes[2], captured["mixing"], f"R₁(x) at row {ROW}", "lag")
-    show(axes[3], captured["hidden"], "hidden layer h = z R₁", "lag ℓ (newest right)")
-    show(axes[4], captured["active"], "selected: softplus(h′) ⊙ relu(h / ‖h‖)", "lag ℓ (newest right)")
+    show(axes[0], captured["time"], "scores z = q·k, in time order", TIME, "slot c", ylabel="row t")
+    show(axes[1], captured["lag"], "the same memory, in lag order", LAG, NEWEST, ylabel="row t")
+    show(axes[2], captured["mixing"], f"mixing R₁(x) at row {ROW}", LAG, "to lag ℓ", ylabel="from lag ℓ", rows=LAG)
+    show(axes[3], captured["hidden"], "hidden layer h = z R₁", LAG, NEWEST, ylabel="row t")
+    show(axes[4], captured["active"], "selected: softplus(h′) ⊙ relu(h / ‖h‖)", LAG, NEWEST, ylabel="row t")
     figure.savefig(Path(__file__).parent / "layer.png", dpi=130)
 
 
@@ -39,7 +42,7 @@ def capture(layer: HyperGLU, x: Tensor) -> dict[str, Tensor]:
     """The gate head's scores, mixing and hidden layer, from the functions of ops/reference.py."""
     from hypermlp.mixers.base import gather_tokens
 
-    made = layer._project(gather_tokens(x), None, "dense")
+    made = layer.project(gather_tokens(x), None, "dense")
     q, k, routing = made.q, made.k, made.routing
     layout = reference.make_layout(1, T, T, layer.spec, None, x.device)
     z = torch.einsum("btgk,bsgk->bgts", q, k)
@@ -59,14 +62,19 @@ def capture(layer: HyperGLU, x: Tensor) -> dict[str, Tensor]:
     }
 
 
-def show(ax: Axes, values: Tensor, title: str, xlabel: str, ylabel: str = "") -> None:
+def show(
+    ax: Axes, values: Tensor, title: str, columns: dict[int, str], xlabel: str, *, ylabel: str, rows: dict[int, str] = TIME
+) -> None:
+    """A panel with ticks on both axes and a key of its colours; white: no such slot, or not selected."""
     limit = values[~values.isnan()].abs().quantile(0.97).item()
-    ax.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+    image = ax.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
     ax.set_title(title, fontsize=9)
     ax.set_xlabel(xlabel, fontsize=8)
     ax.set_ylabel(ylabel, fontsize=8)
-    ax.set_xticks([])
-    ax.set_yticks([])
+    ax.set_xticks(list(columns), labels=list(columns.values()), fontsize=7)
+    ax.set_yticks(list(rows), labels=list(rows.values()), fontsize=7)
+    key = ax.figure.colorbar(image, ax=ax, orientation="horizontal", shrink=0.75, aspect=18, extend="both")
+    key.set_ticks([-limit, 0, limit], labels=[f"−{limit:.1f}", "0", f"{limit:.1f}"], fontsize=7)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def growth(rows: Sequence[Row]) -> Figure:
     figure, (top, bottom) = new_figure(rows=2, width=9.5, height=8.0)
     curves(top, rows, lambda row: row[f"training_{count}"]["seconds"] / row["shape"][0], fit=True)
     top.set(title=f"Time of a training step, width {width}, {clock_name(count)}", ylabel="seconds per sequence")
-    measured = [row for row in rows if row.get("training_extra_bytes")]
+    measured = [row for row in rows if row.get("training_extra_bytes", 0) > 0]  # small ones drown in the noise
     curves(bottom, measured, lambda row: row["training_extra_bytes"] / row["shape"][0] / 1e6, fit=True)
     bottom.set(title="Extra peak memory of a training step", ylabel="MB per sequence")
     for ax in (top, bottom):
@@ -136,6 +136,8 @@ def curves(
 
 def key(ax: Axes, heading: str) -> None:
     """The names beside the plot."""
+    if not ax.lines:
+        return
     ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9, title=heading, title_fontsize=8.5)
 
 
