@@ -9,12 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from hypermlp.data.corpus import INDEX, Corpus, SplitName, open_corpus, read_corpus
-from hypermlp.data.text import find_source
-from hypermlp.data.tokenizers import Tokenizer
+from hypermlp.data.corpus import SplitName
 from hypermlp.evals.harness import evaluate
 from hypermlp.evals.perplexity import measure
-from hypermlp.experiments.generate import open_model
+from hypermlp.experiments.generate import corpus_for, open_model
 from hypermlp.files import free_path, write_json
 from hypermlp.provenance import provenance
 from hypermlp.report.evals import perplexity_table, score_table
@@ -101,16 +99,3 @@ def run_perplexity(
     console.print(perplexity_table(title or folder.name, result, console.width))
     say(console, f"Numbers: {out}")
     return result
-
-
-def corpus_for(name: str, tokenizer: Tokenizer) -> Corpus:
-    """A prepared corpus, if it was made with this tokenizer, or a text tokenised by it."""
-    if not (Path(name) / INDEX).is_file():
-        return read_corpus(find_source(name), tokenizer)
-    corpus = open_corpus(name)
-    if corpus.tokenizer.fingerprint != tokenizer.fingerprint:
-        raise ValueError(
-            f"the corpus {name} was prepared with another tokenizer ({corpus.tokenizer.name}) than the model's "
-            f"({tokenizer.name}); give the text itself"
-        )
-    return corpus

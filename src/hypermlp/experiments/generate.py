@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from hypermlp.data.corpus import INDEX, Corpus, open_corpus, read_corpus
+from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import Tokenizer, read_tokenizer
 from hypermlp.models.generate import stream
 from hypermlp.models.lm import LanguageModel
@@ -68,3 +70,16 @@ def decode(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
             shown = ready
     if text[shown:]:
         yield text[shown:]
+
+
+def corpus_for(name: str, tokenizer: Tokenizer) -> Corpus:
+    """A prepared corpus, if it was made with this tokenizer, or a text tokenised by it."""
+    if not (Path(name) / INDEX).is_file():
+        return read_corpus(find_source(name), tokenizer)
+    corpus = open_corpus(name)
+    if corpus.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise ValueError(
+            f"the corpus {name} was prepared with another tokenizer ({corpus.tokenizer.name}) than the model's "
+            f"({tokenizer.name}); give the text itself"
+        )
+    return corpus

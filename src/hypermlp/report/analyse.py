@@ -13,13 +13,12 @@ from torch import Tensor
 
 from hypermlp.analysis.statistics import HeadStatistics, OperatorStatistics, Statistics, analyse, random_noise
 from hypermlp.data.corpus import Tokens
-from hypermlp.experiments.generate import open_model
+from hypermlp.experiments.generate import corpus_for, open_model
 from hypermlp.files import write_json
 from hypermlp.provenance import provenance
 from hypermlp.report.charts import Axis, Chart, Line, numeric_axis
 from hypermlp.report.document import document
 from hypermlp.report.estimates import Estimate
-from hypermlp.report.evals import corpus_for
 from hypermlp.report.markup import cell, paragraph, table
 from hypermlp.report.terminal import Column, say, show_table
 
