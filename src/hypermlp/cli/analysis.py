@@ -8,16 +8,23 @@ from typing import Annotated
 import typer
 
 from hypermlp.cli.app import app
-from hypermlp.report.terminal import new_console
+from hypermlp.report.terminal import new_console, status
 
 
 @app.command()
 def explore(
-    text: Annotated[str, typer.Argument(help="Text to read with the model, up to some hundreds of words.")],
+    text: Annotated[str | None, typer.Argument(help="Text to read with the model, up to some hundreds of words.")] = None,
     model: Annotated[
         list[Path] | None,
-        typer.Option("--model", help="Folder of a saved model or of a training run. Give two to see their difference."),
+        typer.Option("--model", help="Folder of a saved model or of a training run; two show their difference."),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Instead of a model: selective-copying or noisy-recall, with the demo's models, trained if missing."),
+    ] = None,
+    mixer: Annotated[list[str] | None, typer.Option("--mixer", help="With --task: which; two show their difference.")] = None,
+    example: Annotated[int, typer.Option(min=0, help="With --task: which of the test examples is read.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="With --task: train for fewer steps, to see it work.")] = False,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("explore.html"),
 ) -> None:
     """See what every head of a model reads at every token: one page to open in a browser, with nothing to install or load.
@@ -26,8 +33,19 @@ def explore(
     output, and what would be active without mixing.
     """
     from hypermlp.report.explore import show_explore
+    from hypermlp.studies.kept import is_kept, keep_model
 
-    show_explore(new_console(), text, model or [Path("runs/tiny")], out)
+    console, folders = new_console(), model or [Path("runs/tiny")]
+    if task is not None:
+        if model or text:
+            raise ValueError("--task brings its own models and examples: leave out the text and --model")
+        names = {name: f"{task}-{name.replace('!', '')}{'-quick' if quick else ''}" for name in mixer or ["G-cg-q-12o"]}
+        folders = [Path("runs/explore") / folder for folder in names.values()]
+        for name, folder in zip(names, folders, strict=True):
+            if not is_kept(folder):
+                with status(console, f"training {name} on {task}, as the demo does: half a minute on a free core"):
+                    keep_model(folder, task, name, quick=quick)
+    show_explore(console, text, folders, out, example=example)
 
 
 @app.command()

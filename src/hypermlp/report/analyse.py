@@ -23,7 +23,7 @@ from hypermlp.report.markup import cell, paragraph, table
 from hypermlp.report.terminal import Column, say, show_table
 
 HEADS = ("layer", "head", "active", "without mixing", "switched on", "switched off", "mean |w|", "mean lag read")
-OPERATORS = ("layer", "head", "operator", "‖A S Bᵀ‖ / ‖D‖", "effective rank", "of", "‖D − 1‖ / ‖1‖", "mean s", "s moves")
+OPERATORS = ("layer", "head", "operator", "‖ASBᵀ‖/‖D‖", "effective rank", "of", "‖D−1‖/‖1‖", "mean s", "s moves")
 NOISE = ("layer", "head", "noise active", "noise without mixing", "other active", "other without mixing", "|w| on noise")
 ABOUT = {
     "heads": "Shares of the slots that rows see. Without mixing: as it would be with R1 = R2 = I on the same inputs. "

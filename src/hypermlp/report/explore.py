@@ -17,9 +17,13 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from hypermlp.analysis.capture import capture, recipe
+from hypermlp.config import IGNORED
 from hypermlp.data.tokenizers import Tokenizer
 from hypermlp.experiments.generate import open_model
 from hypermlp.models.lm import count_parameters
+from hypermlp.report.terminal import say
+from hypermlp.studies.kept import is_kept, open_kept
+from hypermlp.tasks.mad_settings import vocabulary
 
 HERE = Path(__file__).parent / "explorer"
 GUESSES = 5  # of the next token that a page keeps
@@ -39,35 +43,56 @@ class Subject:
     pieces: list[str]  # what each token is shown as
     spell: Callable[[int], str]  # a token of the vocabulary, as text
     special: list[int]  # places of tokens that are no text
-    words: bool = False  # tokens are words, to be set apart
+    targets: list[int | None]  # the token to be predicted at each place; None: nothing is
+    words: bool = False  # tokens are words, to be set apart, and targets stand at their own place
 
 
-def show_explore(console: Console, text: str, folders: Sequence[Path], out: Path) -> Path:
-    """Write the page for one model, or two to compare on the same text, and say where it is."""
+def show_explore(console: Console, text: str | None, folders: Sequence[Path], out: Path, *, example: int = 0) -> Path:
+    """Write the page for one model, or two to compare on the same text, and say where it is.
+
+    A model of a task reads a test example of the task instead of a text.
+    """
     if not 1 <= len(folders) <= 2:
         raise ValueError(f"{len(folders)} models were given; the page shows one, or the difference of two")
-    subjects = [open_subject(folder, text) for folder in folders]
+    subjects = [open_task(folder, example) if is_kept(folder) else open_subject(folder, text) for folder in folders]
     page = build_page(subjects)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page, encoding="utf-8")
-    console.print(
-        f"{len(subjects[0].tokens)} tokens, {out.stat().st_size / 1e6:.1f} MB: {out}", highlight=False, soft_wrap=True
-    )
+    size = f"{len(subjects[0].tokens)} tokens, {out.stat().st_size / 1e6:.1f} MB"
+    say(console, f"{size}. Open it in a browser: {out}")
     return out
 
 
-def open_subject(folder: Path, text: str) -> Subject:
+def open_task(folder: Path, example: int) -> Subject:
+    """A model of a task, and one of its test examples."""
+    kept = open_kept(folder)
+    if not 0 <= example < len(kept.inputs):
+        raise ValueError(f"example ({example}) must be at least 0 and below the {len(kept.inputs)} test examples")
+    tokens = kept.inputs[example].tolist()
+    targets = [None if token == IGNORED else token for token in kept.targets[example].tolist()]
+    role = {token: role for role, range_ in vocabulary(kept.setting).items() for token in range_}
+
+    def spell(token: int) -> str:
+        name = role[token]
+        return str(token) if name in ("data", "key", "value") else {"blank": "·", "pad": "·"}.get(name, name)
+
+    special = [place for place, token in enumerate(tokens) if not spell(token).isdigit()]
+    name = folder.resolve().name.removeprefix(f"{kept.setting.task}-")
+    return Subject(name, kept.model, tokens, [spell(token) for token in tokens], spell, special, targets, words=True)
+
+
+def open_subject(folder: Path, text: str | None) -> Subject:
     """A saved model or training run, and the text as its tokenizer cuts it, behind the end of a document."""
     model, tokenizer = open_model(folder)
-    tokens = [tokenizer.end, *tokenizer.encode(text).tolist()]
+    tokens = [tokenizer.end, *tokenizer.encode(text or "").tolist()]
     if len(tokens) == 1:
-        raise ValueError("the text is empty; give some to look at")
+        raise ValueError('there is no text to look at; give some, such as: hypermlp explore "def add(a, b):"')
     if len(tokens) > LONGEST:
         raise ValueError(f"the text has {len(tokens)} tokens; the page takes {LONGEST}, so give less of it")
     spell = speller(tokenizer)
     path = folder.resolve()
     name = path.parent.name if path.name == "model" else path.name  # what a training run saves is called model
-    return Subject(name, model, tokens, [END, *map(spell, tokens[1:])], spell, [0])
+    return Subject(name, model, tokens, [END, *map(spell, tokens[1:])], spell, [0], [*tokens[1:], None])
 
 
 def speller(tokenizer: Tokenizer) -> Callable[[int], str]:
@@ -97,6 +122,7 @@ def build_page(subjects: Sequence[Subject]) -> str:
         "tokens": first.pieces,
         "special": first.special,
         "words": first.words,
+        "targets": [None if token is None else first.spell(token) for token in first.targets],
         "models": [model_data(subject, name) for subject, name in zip(subjects, names, strict=True)],
     }
     written = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -136,15 +162,15 @@ def model_data(subject: Subject, name: str) -> dict[str, Any]:
 
 
 def predictions(logits: Tensor, subject: Subject) -> dict[str, Any]:
-    """The likeliest next tokens at every place, and the probability of the one that came."""
+    """The likeliest tokens at every place, and the probability of the right one."""
     probability = logits[0].softmax(-1)  # T vocabulary
     best = probability.topk(min(GUESSES, probability.shape[-1]))
     top = [
         [[subject.spell(token), round(p, 5)] for token, p in zip(tokens, values, strict=True)]
         for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
-    came = probability[:-1].gather(1, torch.tensor(subject.tokens[1:])[:, None])[:, 0].clamp(min=1e-30)
-    return {"top": top, "next": [float(f"{p:.5g}") for p in came.tolist()]}
+    came = [None if token is None else float(row[token]) for row, token in zip(probability, subject.targets, strict=True)]
+    return {"top": top, "next": [None if p is None else float(f"{max(p, 1e-30):.5g}") for p in came]}
 
 
 def pack(array: Tensor, half: bool = False) -> dict[str, Any]:

@@ -29,7 +29,12 @@ function rowOf(m, mixing = state.mixing) {
   return rows.get(key);
 }
 
-const surprise = (m, c) => (c === 0 ? 0 : -Math.log2(data.models[m].next[c - 1]));
+// A word of a text is predicted at the place before it, an answer of a task at its own.
+function surprise(m, c) {
+  const p = data.models[m].next[data.words ? c : c - 1];
+  return p === undefined || p === null ? 0 : -Math.log2(p);
+}
+
 const surprises = () => {
   const [m] = shownModels();
   return data.tokens.map((_, c) => (state.model === DIFFERENCE ? surprise(1, c) - surprise(0, c) : surprise(m, c)));
@@ -62,7 +67,8 @@ function colouring() {
 
 const name = (m) => data.models[m].name;
 const readable = () => shownModels().every((m) => layerOf(m).kind !== "state");
-const spoken = (c) => data.tokens[c].replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣");
+const visible = (text) => text.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣");
+const spoken = (c) => visible(data.tokens[c]);
 const percent = (x, digits = 1) => `${(100 * x).toFixed(digits)} %`.replace("-", "−");
 
 // ---- the text ----
@@ -203,9 +209,7 @@ const shareAt = (m, c) => rowOf(m).tokenShare[c - rowOf(m).first] || 0;
 const differences = () => Float64Array.from({ length: T }, (_, c) => shareAt(0, c) - shareAt(1, c));
 
 function drawNext() {
-  const real = data.tokens[state.token + 1];
-  $("next-card").hidden = !data.models[0].top;
-  if (!data.models[0].top) return;
+  const real = data.targets[state.token];
   $("next").innerHTML = "";
   for (const m of shownModels()) {
     const model = data.models[m];
@@ -214,11 +218,12 @@ function drawNext() {
       const line = document.createElement("div");
       line.className = `guess${text === real ? " right" : ""}`;
       line.innerHTML = `<code></code><i style="--w:${p}"></i><span>${percent(p)}</span>`;
-      line.firstChild.textContent = text.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣");
+      line.firstChild.textContent = visible(text);
       $("next").append(line);
     }
     const note = Object.assign(document.createElement("p"), { className: "note" });
-    note.textContent = real === undefined ? "The text ends here." : `What came is “${spoken(state.token + 1)}”, with ${percent(model.next[state.token])}.`;
+    const none = data.words ? "No answer is asked for here." : "The text ends here.";
+    note.textContent = real === null ? none : `${data.words ? "The right answer" : "What came"} is “${visible(real)}”, with ${percent(model.next[state.token])}.`;
     $("next").append(note);
   }
 }
@@ -463,7 +468,7 @@ function start() {
       $("models").append(label);
     }
   }
-  if (!data.models[0].next) document.querySelector("[value=surprise]").parentElement.hidden = true;
+  if (data.words) $("next-title").textContent = "What the model answers";
   buildText();
   listen();
   const wanted = new URLSearchParams(location.hash.slice(1));
