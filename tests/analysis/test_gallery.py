@@ -54,11 +54,12 @@ def test_training_makes_discs_of_the_slots_by_the_own_token() -> None:
     keys = torch.nn.functional.pad(context[:, : gallery.WIDTH // 2], (0, gallery.WIDTH // 2))
     axes = torch.linalg.qr(keys[:2].T).Q.T
     plane = Plane(torch.zeros(gallery.WIDTH).double(), axes)
-    before, after = gallery.train_recall(layer, 8)
+    before = gallery.fresh_error(layer, 8)
+    gallery.train_recall(layer, 8)
+    after = gallery.fresh_error(layer, 8)
     assert after < before / 4
     fixed = make_static(copy.deepcopy(layer))
-    generator = torch.Generator().manual_seed(9)
-    assert gallery.recall_loss(fixed, 1024, generator).item() < 1.25 * after
+    assert gallery.fresh_error(fixed, 8) < 1.1 * after
     for m in (layer, fixed):
         found = partition(layer_field(m, context, plane), radius=3.0, steps=32)
         for slot in range(1, gallery.KEYS + 1):

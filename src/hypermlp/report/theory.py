@@ -213,8 +213,8 @@ def html_card(result: Result) -> str:
         measured = {"assumes": entry.assumes, "control": entry.control}
         if result.instances:
             measured["errors"] = (
-                f"at most {result.error:.1e} over {result.instances} instances, at least {result.control:.1e} under the "
-                f"control; tolerance {entry.tolerance:.0e}"
+                f"at most {result.error:.2g} over {result.instances} instances, at least {result.control:.2g} under the "
+                f"control; tolerance {entry.tolerance:g}"
             )
         if result.reason:
             measured["not run"] = result.reason

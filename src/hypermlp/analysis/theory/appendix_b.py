@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hypermlp.analysis.theory.registry import Case, relative, statement
-from hypermlp.analysis.theory.setting import hidden
+from hypermlp.analysis.theory.setting import activations, hidden
 
 
 @statement(
@@ -18,9 +18,9 @@ from hypermlp.analysis.theory.setting import hidden
     control="a layer normalisation, which subtracts the mean as well",
 )
 def gate_invariance(case: Case) -> float:
-    layer, x, X = case.layer(), case.normal(4, 6), case.normal(case.integer(2, 12), 6)
+    layer, x, X = case.layer(attn_norm="l2"), case.normal(4, 6), case.normal(case.integer(2, 12), 6)
     h = hidden(layer, x, X)  # of the real operator, n H t
     rho = (h.square().sum(-1, keepdim=True) + layer.config.norm_eps).sqrt()
-    normalised = (h - h.mean(-1, keepdim=True)) / rho if case.broken else h / rho
-    flips = float(((normalised > 0) != (h > 0)).sum())
-    return flips + relative(torch.relu(normalised), torch.relu(h) / rho)
+    weights = torch.relu((h - h.mean(-1, keepdim=True)) / rho) if case.broken else activations(layer, x, X)
+    flips = float(((weights > 0) != (h > 0)).sum())
+    return flips + relative(weights, torch.relu(h) / rho)

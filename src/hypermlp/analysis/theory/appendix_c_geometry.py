@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hypermlp.analysis.geometry import Field, find_roots, partition, random_plane, straightness
 from hypermlp.analysis.theory.registry import Case, printed, relative, statement
-from hypermlp.analysis.theory.setting import heads, hidden, make_static, mixing_matrix, read
+from hypermlp.analysis.theory.setting import activations, heads, hidden, make_static, mixing_matrix, read
 from hypermlp.mixers.hyper import HyperGLU
 
 GRID = 16  # cells along a side: enough to find boundaries, each of which is then exact
@@ -231,6 +231,31 @@ def pullback(case: Case) -> float:
     return change + kink + jump + tangent_error(hidden_autograd(layer, X), begin, end, times)
 
 
+@printed(
+    "C.13",
+    "That o is C^k on every component needs a ρ that is C^k, which Assumption B.1 does not ask for: with ρ = 1 + "
+    "max|h| the output has kinks inside a cell, where two scores are equally large. The layer's own ρ is smooth.",
+)
+def rough_normalisation(case: Case) -> float:
+    layer, X = case.layer(n_head=1), case.normal(2, 6)
+
+    def scores(x: Tensor) -> Tensor:
+        return hidden(layer, x, X)[:, 0]
+
+    def tie(x: Tensor) -> Tensor:
+        return scores(x)[:, :1].square() - scores(x)[:, 1:].square()
+
+    while True:
+        begin, end = case.normal(6, scale=2), case.normal(6, scale=2)
+        step = 1e-6 * (end - begin)
+        for s in crossing_times(tie, begin, end, steps=50).tolist():
+            x = begin + s * (end - begin)
+            if (scores(x[None]) > 0).any():  # a tie of which the output sees something
+                h = scores(torch.stack([x - step, x, x + step]))
+                weights = torch.relu(h) / (1 + h.abs().max(1, keepdim=True).values)
+                return float((weights[0] + weights[2] - 2 * weights[1]).abs().max()) / 1e-6
+
+
 def hidden_autograd(layer: HyperGLU, X: Tensor) -> Field:
     """Scores of the first head by the paper's equations, differentiable in x (n d)."""
     return lambda x: torch.stack([heads(layer, q, X)[0].alpha for q in x])
@@ -324,10 +349,9 @@ def curvature(case: Case) -> float:
     instances=6,
 )
 def same_partition(case: Case) -> float:
-    layer, X = case.layer(), case.normal(case.integer(3, 9), 6)
-    plain, _ = plane_field(layer, case, X)
-    places = case.uniform(400, 2, low=-2, high=2)
-    h = plain(places)
-    rho = (h.square().sum(1, keepdim=True) + 1e-12).sqrt()
-    after = (h - h.median(1, keepdim=True).values) / rho if case.broken else h / rho
-    return float(((after > 0) != (h > 0)).sum())
+    layer, X = case.layer(attn_norm="l2"), case.normal(case.integer(3, 9), 6)
+    x = random_plane(6, case.generator).points(case.uniform(400, 2, low=-2, high=2))
+    h = hidden(layer, x, X)
+    rho = (h.square().sum(-1, keepdim=True) + 1e-12).sqrt()
+    weights = torch.relu((h - h.median(-1, keepdim=True).values) / rho) if case.broken else activations(layer, x, X)
+    return float(((weights > 0) != (h > 0)).sum())

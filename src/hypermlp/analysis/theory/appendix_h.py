@@ -129,7 +129,7 @@ def monotone(case: Case) -> float:
 )
 def registers(case: Case) -> float:
     layer, k = no_mixing(case, block_size=16), case.integer(1, 4)
-    learned = torch.nn.Parameter(case.normal(k, 6)).detach()  # in front of the sequence, hence the oldest rows
+    learned = case.normal(k, 6)  # in front of the sequence, hence the oldest rows
     tokens = case.normal(case.integer(3, 8), 6)
     return max(added_atoms(layer, tokens[: t + 1].flip(0), learned.flip(0)) for t in range(len(tokens)))
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hypermlp.analysis.geometry import Field, Plane, partition, random_plane, straightness
 from hypermlp.analysis.theory.appendix_c_geometry import GRID, bends
+from hypermlp.analysis.theory.appendix_f import update_space, updates
 from hypermlp.analysis.theory.registry import Case, excess, printed, relative, statement
 from hypermlp.analysis.theory.setting import hidden, make_static, read
 from hypermlp.mixers.hyper import HyperGLU
@@ -120,7 +121,10 @@ def paid_by_routing(case: Case) -> float:
     line = found.boundary(1)
     place = float((line[:, 1] + torch.sigmoid(c * line[:, 0]) * line[:, 0]).abs().max())
     kinks = min(kink(layer, X, point) for point in line[(line.norm(dim=1) > 0.3)][::5])
-    return place + float(straightness(line) < CURVED) + float(kinks < 0.1) + budget_gap(case)
+    narrow = case.layer(vo_rank=2)
+    found_updates, basis = updates(case, narrow), update_space(narrow)
+    outside = relative(found_updates @ basis @ basis.T, found_updates)
+    return place + float(straightness(line) < CURVED) + float(kinks < 0.1) + budget_gap(case) + outside
 
 
 def kink(layer: HyperGLU, X: Tensor, point: Tensor) -> float:
