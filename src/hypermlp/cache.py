@@ -1,10 +1,10 @@
-"""What one layer keeps between steps: for each row of the batch a window of slots, recurrent states, its most recent inputs.
+"""What one layer remembers between steps, per row of the batch: a window of slots, recurrent states, the most recent inputs.
 
 Letters: B batch, S slots of room, T new tokens, W taps of a convolution, C width.
 
 Rows are independent: each has its own length, so ragged batches, left padding and continuous batching need nothing special.
 Slots lie contiguous in time order. A windowed cache holds the last `window` of them; when its room is used up the window moves
-to the front, once in window/8 steps, so a stream runs for ever in constant memory and constant time per token.
+to the front, every window/8 steps, so a stream runs forever in constant memory and constant time per token.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from torch import Tensor
 Shapes = Mapping[str, tuple[int, ...]]
 SMALLEST_ROOM = 16  # slots that a growing cache begins with
 SPARE_INPUTS = 4  # inputs that come in before the recent ones move to the front
-COUNTERS = ("begin", "end", "seen", "known")  # bookkeeping, one whole number a row
+COUNTERS = ("begin", "end", "seen", "known")  # bookkeeping, one whole number per row
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSpec:
-    """What a mixer keeps between steps, for each row of a batch."""
+    """What a mixer remembers between steps, per row of a batch."""
 
     slots: Shapes = field(default_factory=dict)  # name → shape for one token
     states: Shapes = field(default_factory=dict)  # name → shape of what a recurrence knows of its past
     window: int | None = None  # most slots that a token sees; None: all
-    taps: int = 1  # how far convolutions look, the token itself included
+    taps: int = 1  # taps of its convolutions, the current token included
     width: int = 0  # channels of what the convolutions take
-    rewritten: bool = False  # the slots change with every token, and are kept in float32 at least so that rounding stays away
-    rewind: int = field(default=0, compare=False)  # tokens that crop can always go back, unless new_cache is told otherwise
+    rewritten: bool = False  # the slots change with every token; kept in float32 at least, so that rounding does not accumulate
+    rewind: int = field(default=0, compare=False)  # tokens that crop can always undo, unless new_cache says otherwise
 
     @property
     def one_way(self) -> bool:
-        """Whether crop cannot go back."""
+        """Whether crop cannot undo tokens."""
         return self.rewritten or bool(self.states)
 
 
@@ -43,7 +43,7 @@ class Cache:
     """Slots, states and recent inputs of one layer; made by the layer's new_cache.
 
     slots: name → (B, room, …); the entries [begin, end) of a row are its slots in time order. states: name → (B, …). The last
-    `keep` inputs of each row are kept too, newest last: what convolutions look back on, and what crop goes back to.
+    `keep` inputs of each row are kept too, newest last: what convolutions need, and what crop restores.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Cache:
         self.window, self.taps, self.one_way = spec.window, spec.taps, spec.one_way
         self.keep = 0 if self.taps <= 1 else rewind + self.taps - 1
         self.tail = self.keep  # end of the recent inputs in `inputs`, for all rows
-        # Where a row's slots lie, how many tokens it has seen in all, and how many of its recent inputs are true:
-        # at first all, since there is nothing but zeros before a sequence.
+        # Where a row's slots lie, how many tokens it has seen in all, and how many of its recent inputs are valid:
+        # at first all, since a sequence is preceded by zeros.
         self.begin, self.end, self.seen, self.known = [0] * batch, [0] * batch, [0] * batch, [self.keep] * batch
 
     @classmethod
@@ -91,7 +91,7 @@ class Cache:
         states = {name: zeros(shape, exact=True) for name, shape in spec.states.items()}
         return cls(spec, rewind, slots, states, zeros((kept, spec.width)))
 
-    # What a layer does with it
+    # Used by layers
 
     def check(self, x: Tensor, spec: CacheSpec) -> None:
         """Refuse a cache that was not made for this layer, batch and device."""
@@ -106,11 +106,11 @@ class Cache:
 
     @property
     def recent(self) -> Tensor:
-        """The last inputs of each row (B keep C), newest last, zeros before it began."""
+        """The last inputs of each row (B keep C), newest last, zeros before the sequence."""
         return self.inputs[:, self.tail - self.keep : self.tail]
 
     def history(self) -> Tensor:
-        """The inputs that a convolution looks back on (B, W−1, C)."""
+        """The inputs that precede the next token in a convolution (B, W−1, C)."""
         return self.recent[:, self.keep - (self.taps - 1) :]
 
     def append(self, new: dict[str, Tensor], inputs: Tensor, counts: list[int]) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -190,7 +190,7 @@ class Cache:
         return self.window - 1 + self.rewind
 
     def _full_room(self) -> int:
-        """The most that a windowed cache ever has: room beside what it holds, so that the window moves once in a while."""
+        """The most that a windowed cache ever has: room beside what it holds, so that the window seldom moves."""
         assert self.window is not None
         return self._held() + max(1, self.window // 8)
 
@@ -233,7 +233,7 @@ class Cache:
             grown[:, : values.shape[1]] = values
             self.slots[name] = grown
 
-    # What a user does with it
+    # Used by callers
 
     @property
     def batch_size(self) -> int:
@@ -241,7 +241,7 @@ class Cache:
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens that each row has seen (B), on the host."""
+        """Tokens that each row has seen (B), in the CPU's memory."""
         return on_host(self.seen)
 
     @property
@@ -254,7 +254,7 @@ class Cache:
         return sum(t.numel() * t.element_size() for t in (self.inputs, *self.slots.values(), *self.states.values()))
 
     def crop(self, length: int) -> None:
-        """Forget all but the first `length` tokens of every row that has more, as if the others had never come."""
+        """Forget all but the first `length` tokens of every row that has more, as if the others had not been seen."""
         if length < 0:
             raise ValueError(f"length ({length}) must be at least 0")
         left = [min(seen, length) for seen in self.seen]
@@ -277,14 +277,14 @@ class Cache:
             return
         if self.one_way:
             raise ValueError(
-                f"cannot crop to {left} tokens: what this layer keeps is rewritten with every token and does not go back; "
-                "clone the cache before going on if you need to come back, or crop to 0"
+                f"cannot crop to {left} tokens: what this layer keeps is rewritten with every token and cannot be undone; "
+                "clone the cache first if you need to return to this point, or crop to 0"
             )
         oldest = self.seen[row] - (self.end[row] - self.begin[row])  # the first token whose slot is still held
         if self.window is not None and oldest > max(0, left - self.window + 1):
             raise ValueError(
                 f"cannot crop to {left} tokens: slots that they see have rolled out of the window of {self.window}; "
-                "clone the cache before going on if you need to come back"
+                "clone the cache first if you need to return to this point"
             )
         if self.taps > 1 and self.known[row] - back < self.taps - 1:
             raise ValueError(
@@ -332,14 +332,14 @@ class Cache:
         return caches[0]._with({name: torch.cat([p[name] for p in parts]) for name in parts[0]})
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of all it holds, one row of each tensor a row of the batch, ready for safetensors or torch.save."""
+        """A copy of everything it holds, one row of each tensor per row of the batch, ready for safetensors or torch.save."""
         counters = {name: on_host(getattr(self, name)) for name in COUNTERS}
         slots = {f"slots.{name}": t.clone() for name, t in self.slots.items()}
         states = {f"states.{name}": t.clone() for name, t in self.states.items()}
         return {"recent": self.recent.clone(), **counters, **slots, **states}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over a saved state; refused, with nothing changed, if it is not of this kind of cache."""
+        """Load a saved state; raises, with nothing changed, if it is not of this kind of cache."""
         own = self.state_dict()
         if set(state) != set(own):
             raise ValueError(f"the state has {sorted(state)}, this cache needs {sorted(own)}")
@@ -368,7 +368,7 @@ class Cache:
 
 
 def on_host(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-    """Whole numbers as a tensor on the host, whatever torch's default device is."""
+    """Whole numbers as a tensor in the CPU's memory, whatever torch's default device is."""
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 

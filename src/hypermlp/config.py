@@ -50,7 +50,7 @@ class HyperGLUConfig:
 
     Convolutions, rotary embedding, gates:
         use_kv_conv: depthwise causal convolutions of the input in front of k and of v.
-        conv_kernel_size: their taps, the token itself included.
+        conv_kernel_size: their taps, the current token included.
         use_rope: rotary embedding of q and k.
         rope_base: its base.
         gate_act: "sigmoid" or "none" (the identity), for the gates and for the controls s of both mixing operators.
@@ -68,7 +68,7 @@ class HyperGLUConfig:
 
     How it is computed:
         impl_default: "auto" picks the fastest that the device has; "dense" is the reference, with memory that grows as T²;
-            "chunked" computes strips of rows in PyTorch, on any device; "native" is compiled for the CPU.
+            "chunked" computes strips of rows in PyTorch, on any device; "native" is compiled for the CPU, "triton" for GPUs.
         chunk_T: rows of a strip for "chunked". None: chosen from the length of the context.
     """
 

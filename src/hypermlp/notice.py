@@ -1,4 +1,4 @@
-"""Things the user should hear once: which implementation was chosen and why, what is being compiled, what is missing.
+"""Messages that a user should see once: which implementation was chosen and why, what is being compiled, what is missing.
 
 They go to the logger "hypermlp"; where the program has set up no logging of its own they appear on stderr.
 """
@@ -21,7 +21,7 @@ class Stderr(logging.Handler):
 
 @functools.cache
 def once(message: str) -> None:
-    """Say `message` the first time in this process."""
+    """Log `message` the first time in this process."""
     if not logger.hasHandlers():
         handler = Stderr()
         handler.setFormatter(logging.Formatter("hypermlp: %(message)s"))

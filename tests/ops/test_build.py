@@ -73,7 +73,7 @@ def test_the_environment_overrules_the_choice(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (("auto", "cuda"), "on cuda"),
+        (("native", "cuda"), "on cuda"),
         (("native", "cpu", "float64"), "for float64"),
         (("auto", "cpu", "float32", "identity"), "for the identity layout"),
     ],

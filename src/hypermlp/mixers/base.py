@@ -10,7 +10,7 @@ A mixer maps x (B T C) to y (B T C). Its laws (tests/mixers/test_laws.py runs th
 - cache: with `cache = mixer.new_cache(batch)` and mixer(x, cache=cache), any split of a sequence into chunks gives what one
   full forward gives; `attention_mask` then covers the new tokens. A cached forward is for inference: it records no gradients.
 
-A mixer that remembers its past token by token keeps slots; one that condenses it keeps a state (mixers/recurrent.py).
+A mixer that remembers its past token by token has slots; one that condenses it has a state (mixers/recurrent.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hypermlp.ops.types import row_tables
 
 
 class Mixer(nn.Module, ABC):
-    """A sequence mixer of width `width`. Subclasses say what they keep, and mix; they own parameters and little else."""
+    """A sequence mixer of width `width`. Subclasses define cache_spec and mix."""
 
     width: int
 
@@ -39,7 +39,7 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def cache_spec(self) -> CacheSpec:
-        """What new_cache makes room for."""
+        """What new_cache allocates."""
 
     def forward(
         self,
@@ -75,9 +75,9 @@ class Mixer(nn.Module, ABC):
         device: torch.device | str | None = None,
         rewind: int | None = None,
     ) -> Cache:
-        """Empty memory for batch_size sequences, with room for max_len tokens at once (None: it grows as they come).
+        """An empty cache for batch_size sequences, with room for max_len tokens from the start (None: it grows as needed).
 
-        rewind: how many tokens cache.crop can always go back; what that takes is kept. None: a default of the mixer's.
+        rewind: how many tokens cache.crop can always undo. None: the mixer's default.
         """
         like = next(self.parameters())
         device = torch.device(device or like.device)
@@ -106,7 +106,7 @@ class Tokens(NamedTuple):
 
     @property
     def padding(self) -> Tensor | None:
-        """What is no token at all (B T); None where there is no padding."""
+        """Which places hold padding (B T); None where there is none."""
         return None if self.order is None else self.position < 0
 
     def counts(self) -> list[int]:
@@ -125,9 +125,9 @@ class Tokens(NamedTuple):
 def gather_tokens(
     x: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Tensor | None = None, cache: Cache | None = None
 ) -> Tokens:
-    """Close up padding and mark documents; shapes are static and no value is read, so it compiles and needs no sync.
+    """Remove padding and mark documents. Shapes are static and no value is read, so it compiles and needs no synchronisation.
 
-    With a cache, positions go on from what it has seen.
+    With a cache, positions continue from what it has seen.
     """
     B, T, _ = x.shape
     place = torch.arange(T, device=x.device)
@@ -151,7 +151,7 @@ def gather_tokens(
 
 
 def visible_slots(rows: Tensor, slots: int, spans: Tensor | None) -> Tensor:
-    """Which of the slots each row (B T …) may look at (1|B T S); a row in no span looks at the first, as softmax needs one."""
+    """Which of the slots each row (B T …) may look at (1|B T S); a row in no span sees the first, as softmax needs one."""
     start, _, position = row_tables(rows.shape[0], rows.shape[1], slots, spans, rows.device)
     slot = torch.arange(slots, device=rows.device)
     return (slot >= start[..., None]) & (slot <= position[..., None].clamp(min=0))
@@ -175,14 +175,14 @@ def check_input(
     cu_seqlens: Tensor | None = None,
     cache: Cache | None = None,
 ) -> None:
-    """Refuse at the door what a mixer of this width, with parameters like `like`, cannot take; ValueError names the cure."""
+    """Raise a ValueError, with a remedy, for inputs that a mixer of this width, with parameters like `like`, cannot take."""
     if x.dim() != 3 or x.shape[2] != width:
         raise ValueError(f"x has shape {tuple(x.shape)}; it must be (batch, time, n_embd = {width})")
     if not x.is_floating_point():
         raise ValueError(f"x has dtype {x.dtype}; a mixer takes floating-point vectors, embed the tokens first")
     if x.device != like.device:
         raise ValueError(f"x is on {x.device} and the layer on {like.device}; move one with .to(...)")
-    # A quantised weight is no floating-point tensor; its module knows what to do.
+    # A quantised weight need not be a floating-point tensor; its module handles it.
     if x.dtype != like.dtype and like.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
         raise ValueError(f"x is {x.dtype} and the layer {like.dtype}; cast one with .to(...), or run under torch.autocast")
     if attention_mask is not None and cu_seqlens is not None:

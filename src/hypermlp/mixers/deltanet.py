@@ -1,4 +1,4 @@
-"""DeltaNet (Yang et al. 2024): a fast-weight memory that corrects what it holds under a key instead of adding to it.
+"""DeltaNet (Yang et al. 2024): a fast-weight memory that corrects the value stored under a key instead of adding to it.
 
     S_t = S_{t−1} + β_t k_t (v_t − S_{t−1}ᵀ k_t)ᵀ        o_t = S_tᵀ q_t / √K
 

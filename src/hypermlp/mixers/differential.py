@@ -1,4 +1,4 @@
-"""Differential attention (Ye et al., 2025): the difference of two softmax maps, so that what both see in common cancels.
+"""Differential attention (Ye et al., 2025): the difference of two softmax maps, so that what they share cancels.
 
 Letters: B batch, T time, S slots, C width, H heads, K width of one map's keys, V value width of a head.
 """

@@ -1,4 +1,4 @@
-"""Gated DeltaNet (Yang et al. 2025): the delta rule on a memory that also fades, at a rate that the input sets.
+"""Gated DeltaNet (Yang et al. 2025): the delta rule on a memory that also decays, at a rate set by the input.
 
     S_t = e^{g_t} S_{t−1} + β_t k_t (v_t − e^{g_t} S_{t−1}ᵀ k_t)ᵀ        o_t = S_tᵀ q_t / √K
 

@@ -1,4 +1,4 @@
-"""Gated linear attention (Yang et al. 2024): every row of the state forgets at a pace that the token sets.
+"""Gated linear attention (Yang et al. 2024): every row of the state decays at a rate set by the token.
 
     S_t = Diag(e^{g_t}) S_{t−1} + k_t v_tᵀ        g_t = log σ(W₂ W₁ x_t + b) / 16        o_t = S_tᵀ q_t / √K
 
@@ -17,7 +17,7 @@ from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.recurrence import Steps, recurrence
 
 DECAY_RANK = 16
-SLOWNESS = 16  # what the log of the decay is divided by, so that the state forgets slowly at first
+SLOWNESS = 16  # what the log of the decay is divided by, so that the state decays slowly at first
 
 
 class GLA(RecurrentMixer):

@@ -90,13 +90,13 @@ def slot_scores(
 
 
 def blocks_of_time(x: Tensor) -> Tensor:
-    """B T H D → B n H P D, with steps that change nothing behind the last token."""
+    """B T H D → B n H P D, padded at the end with steps that change nothing."""
     x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % PLACES))
     return x.unflatten(1, (-1, PLACES)).transpose(2, 3).contiguous()
 
 
 def until_end(g: Tensor) -> Tensor:
-    """Sums of the g behind each place (… P M), up to the last place."""
+    """Sums of the g after each place (… P M), up to the last place."""
     behind = F.pad(g[..., 1:, :], (0, 0, 0, 1))
     return behind.flip(-2).cumsum(-2).flip(-2)
 

@@ -1,4 +1,4 @@
-"""HGRN (Qin et al. 2023): a gated recurrence of single numbers, one a channel.
+"""HGRN (Qin et al. 2023): a gated recurrence of scalars, one per channel.
 
     h_t = f_t h_{t−1} + (1 − f_t) silu(i_t)        f_t = b + (1 − b) σ(W x_t)        o_t = h_t
 
@@ -43,7 +43,7 @@ class HGRN(RecurrentMixer):
 
 
 def forget_gate(f: Tensor, lower_bound: float) -> tuple[Tensor, Tensor]:
-    """log of the gate b + (1 − b) σ(f), and one minus the gate, neither by way of a difference that loses digits."""
+    """log of the gate b + (1 − b) σ(f), and one minus the gate, both without cancellation."""
     new = (1 - lower_bound) * torch.sigmoid(-f)
     return (torch.log1p(-new) if lower_bound > 0 else F.logsigmoid(f)), new
 

@@ -1,4 +1,4 @@
-"""HGRN2 (Qin et al. 2024): HGRN with a matrix for a state; what a gate forgets is the key under which it writes.
+"""HGRN2 (Qin et al. 2024): HGRN with a matrix-valued state; one minus the forget gate is the key.
 
     S_t = Diag(f_t) S_{t−1} + (1 − f_t) i_tᵀ        f_t = b + (1 − b) σ(W x_t)        o_t = S_tᵀ silu(q_t) / √K
 

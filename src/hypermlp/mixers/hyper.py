@@ -53,7 +53,7 @@ class SequenceMixing(nn.Module):
 
 
 class Projected(NamedTuple):
-    """What a layer makes of its input before it mixes."""
+    """What a layer computes from its input before it mixes."""
 
     q: Tensor  # B T G K, rotated and gated
     k: Tensor  # B T G K, rotated
@@ -148,7 +148,7 @@ class HyperGLU(Mixer):
             cu_seqlens: borders of the documents packed into a batch of one row, [0, …, T]; each is computed as if alone.
             cache: made by new_cache. x are then the tokens that follow those the cache has seen; it is updated in place, and
                 no gradients are recorded.
-            impl: "auto", "dense", "chunked" or "native", instead of config.impl_default.
+            impl: "auto", "dense", "chunked", "native" or "triton", instead of config.impl_default.
             chunk_T: rows of a strip for "chunked", instead of config.chunk_T.
 
         torch.func transforms and forward-mode differentiation take the dense implementation, whatever impl says; so do second
@@ -230,7 +230,7 @@ class HyperGLU(Mixer):
         )
 
     def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
-        """Queries, keys, values, gates and controls; `history` (B W−1 C) is what the convolutions look back on."""
+        """Queries, keys, values, gates and controls; `history` (B W−1 C) are the inputs before them, for the convolutions."""
         x, G, H = tokens.x, self.config.routing_heads, self.config.n_head
         x_k = x_v = x
         if self.conv_k is not None and self.conv_v is not None:
@@ -312,7 +312,7 @@ class HyperGLU(Mixer):
 
 
 class HyperMLP(HyperGLU):
-    """The same layer with the plain ReLU activation, attn_kind="relu"."""
+    """The same layer with the ReLU activation, attn_kind="relu"."""
 
     def __init__(self, config: HyperGLUConfig | Mapping[str, Any]) -> None:
         super().__init__(HyperGLUConfig.of(config).replace(attn_kind="relu"))

@@ -5,10 +5,10 @@
     rank     q compresses QK, v compresses VO, to a quarter of the width; never both
     tmix     1, 2 or 12: mixing along the sequence by R1, R2 or both, of rank 16 (R and G only)
     layout   o lays the mixing out by lag; without it a slot meets the parameters of its place in the input
-    !        full ranks: gates or mixing, and no compression to pay for them; it stands exactly where that is so
+    !        full ranks: gates or mixing, and no compression to pay for them; present exactly in that case
 
 Parts are separated by "-" and left out where empty; "!" follows the last. Two labels have names: R-cg-q-12o is HyperMLP and
-G-cg-q-12o is HyperGLU. The grammar is finite, so the list of all labels is also what errors are explained by.
+G-cg-q-12o is HyperGLU. The grammar is finite, so errors are explained from the list of all labels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Linear attention (Katharopoulos et al. 2020) with a learnt feature map: a state that only ever adds.
+"""Linear attention (Katharopoulos et al. 2020) with a learnt feature map: a state that is only added to.
 
     S_t = S_{t−1} + φ_k(k_t) v_tᵀ        o_t = S_tᵀ φ_q(q_t) / √K
 
@@ -17,7 +17,7 @@ from hypermlp.ops.recurrence import Steps, recurrence
 
 
 class LinearAttention(RecurrentMixer):
-    """φ(x) = (W₁x + b₁) ⊙ (W₂x + b₂), alike for all heads, unnormalised; RMSNorm per head. 4 C² parameters and 4 K²
+    """φ(x) = (W₁x + b₁) ⊙ (W₂x + b₂), shared by all heads, unnormalised; RMSNorm per head. 4 C² parameters and 4 K²
     of the feature maps."""
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:

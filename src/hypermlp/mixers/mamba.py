@@ -1,4 +1,4 @@
-"""Mamba (Gu and Dao 2023): every channel has its own small state, and the token sets how long it lasts and what goes in.
+"""Mamba (Gu and Dao 2023): every channel has a small state; the token sets its decay and its input.
 
     h_t = e^{Δ_t A} h_{t−1} + Δ_t x_t B_t        y_t = C_tᵀ h_t + D x_t        Δ_t = softplus(W W' x_t + b)
 

@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao and Gu 2024): Mamba with one pace of forgetting a head, so that it is linear attention with a scalar gate.
+"""Mamba-2 (Dao and Gu 2024): Mamba with one decay rate per head, which makes it linear attention with a scalar gate.
 
     S_t = e^{Δ_t A} S_{t−1} + B_t (Δ_t x_t)ᵀ        y_t = S_tᵀ C_t + D x_t        Δ_t = softplus(W x_t + b)
 

@@ -53,7 +53,7 @@ class PathAttention(Mixer):
 
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         if cache is not None:
-            return self._go_on(tokens, cache)
+            return self._continue(tokens, cache)
         turns = self.turns(tokens, self.w_up(self.w_down(tokens.x)), None)
         documents = tokens.spans if tokens.packed else None
         o = path_attention(turns) if documents is None else path_attention_packed(turns, documents)
@@ -69,8 +69,8 @@ class PathAttention(Mixer):
             beta = beta.masked_fill(tokens.padding[..., None], 0)
         return Turns(heads(self.q(x), H), heads(self.k(x), H), heads(self.v(x), H), w, beta)
 
-    def _go_on(self, tokens: Tokens, cache: Cache) -> Tensor:
-        """Every new chunk meets the keys that are held as they stand, and then turns them."""
+    def _continue(self, tokens: Tokens, cache: Cache) -> Tensor:
+        """Each new chunk attends to the cached keys as they are, then rotates them."""
         conv_inputs = self.w_up(self.w_down(tokens.x))
         turns, counts, o = self.turns(tokens, conv_inputs, cache.history()), tokens.counts(), []
         for first in range(0, max(tokens.x.shape[1], 1), CHUNK):
@@ -169,7 +169,7 @@ def path_attention_packed(turns: Turns, spans: Tensor) -> Tensor:
 
 
 def split(x: Tensor, C: int) -> Tensor:
-    """B T H · → G N C ·, with zeros behind the last token: nobody sees them, and they turn nothing."""
+    """B T H · → G N C ·, padded with zeros: no query sees them and they reflect nothing."""
     x = x.transpose(1, 2).flatten(0, 1)
     return F.pad(x, (0, 0, 0, -x.shape[1] % C)).unflatten(1, (-1, C))
 
@@ -226,7 +226,7 @@ def carry(q: Tensor, k: Tensor, M: Tensor, halves: list[Half]) -> tuple[Tensor, 
         if place.right == size:
             new_k.append(torch.cat([left_k @ right[:, :, None].mT, place.blocks(k)[:, :, size:]], dim=2).flatten(1, 2))
     new_q.append(q[:, end:])
-    new_k.append(k[:, 2 * size * count :])  # behind the last whole block nobody looks back
+    new_k.append(k[:, 2 * size * count :])  # no query follows the last whole block
     return torch.cat(new_q, dim=1), torch.cat(new_k, dim=1), right @ left[:, :count]
 
 

@@ -1,4 +1,4 @@
-"""Linear layers computed together, where nobody could tell."""
+"""Linear layers computed together, when hooks or adapters cannot observe the difference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def apply_linears(products: Sequence[tuple[Tensor, nn.Module]], impl: str) -> li
 
 
 def watched(x: Tensor) -> bool:
-    """Whether calling the modules themselves matters: a compiler or a transform looks on, or autocast chooses types."""
+    """Whether the modules must be called themselves: a compiler or a transform observes the call, or autocast chooses types."""
     return recording(x.detach()) or torch.is_autocast_enabled(x.device.type)
 
 

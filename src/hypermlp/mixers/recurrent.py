@@ -15,27 +15,27 @@ from hypermlp.mixers.base import Mixer, Tokens
 
 
 class Past(NamedTuple):
-    """What came before the tokens at hand; empty at the beginning of a sequence, and always when training."""
+    """What precedes these tokens; empty at the beginning of a sequence, and always in training."""
 
     states: dict[str, Tensor]  # name → B …
-    history: Tensor | None  # B W−1 …: the last things that the convolutions took
+    history: Tensor | None  # B W−1 …: the last inputs of the convolutions
 
     def get(self, name: str) -> Tensor | None:
         return self.states.get(name)
 
 
 class Step(NamedTuple):
-    """What a recurrent mixer makes of some tokens."""
+    """What a recurrent mixer computes for some tokens."""
 
     y: Tensor  # B T C
     states: dict[str, Tensor]  # after the last token of each row
-    conv_inputs: Tensor | None = None  # B T …: what its convolutions took, if it has any
+    conv_inputs: Tensor | None = None  # B T …: the inputs of its convolutions, if it has any
 
 
 class RecurrentMixer(Mixer):
     """A mixer whose memory is a state of fixed size. Subclasses name the state's shape and take steps."""
 
-    taps: int = 1  # how far its convolutions (or token shifts) look, the token itself included
+    taps: int = 1  # taps of its convolutions (or token shifts), the current token included
     conv_width: int = 0  # over how many channels
 
     @abstractmethod
@@ -44,7 +44,7 @@ class RecurrentMixer(Mixer):
 
     @abstractmethod
     def step(self, tokens: Tokens, past: Past) -> Step:
-        """Go on from `past`. tokens.begins and tokens.padding say where documents begin and what is no token."""
+        """Continue from `past`. tokens.begins and tokens.padding mark the first tokens of documents and padding."""
 
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         if cache is None:

@@ -30,13 +30,13 @@ from hypermlp.mixers.softmax import SoftmaxAttention
 
 @dataclass(frozen=True)
 class Entry:
-    """One kind of mixer. Its parameter count grows with one size, which budgets turn (models/budget.py)."""
+    """One kind of mixer. Its parameter count grows with one size, which budgets adjust (models/budget.py)."""
 
     build: Callable[[int, int, int | None], Mixer]  # width, longest context, size (None: as published)
     title: str
     paper: str
     year: int
-    size: str = "value width"  # what the size is; empty: there is none to turn
+    size: str = "value width"  # what the size is; empty: there is none
     step: int = 2  # sizes are multiples of this
 
 

@@ -1,4 +1,4 @@
-"""RetNet (Sun et al. 2023): linear attention that forgets at a fixed pace in each head.
+"""RetNet (Sun et al. 2023): linear attention with a fixed decay rate per head.
 
     S_t = γ_h S_{t−1} + k_t v_tᵀ        γ_h = 1 − 2^(−5−h)        o_t = S_tᵀ q_t / √K
 

@@ -14,7 +14,7 @@ def angles(position: Tensor, width: int, base: float) -> Tensor:
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
-    """x (B T H K) with its pairs (even, odd) turned by `angle` (1|B T K), one angle a coordinate."""
+    """x (B T H K) with its pairs (even, odd) turned by `angle` (1|B T K), one angle per coordinate."""
     cos, sin = angle[:, :, None].cos().to(x.dtype), angle[:, :, None].sin().to(x.dtype)
     turned = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
     return x * cos + turned * sin

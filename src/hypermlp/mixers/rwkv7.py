@@ -21,17 +21,17 @@ from hypermlp.ops import pointwise
 from hypermlp.ops.recurrence import Steps, recurrence
 
 DECAY_LIMIT = 0.6065306597126334  # e^{−1/2}: no channel forgets faster than e to minus this
-# What looks at the token before, and the power of the channel's place with which it begins to.
+# The inputs that mix in the previous token, and the power of the channel index in their initialisation.
 SHIFTS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
 
 
 class RWKV7(RecurrentMixer):
-    """Six mixtures of a token with the one before it give r, w, k, v, α and the gate; w, α and the gate have low rank.
+    """Six mixtures of a token with the previous one give r, w, k, v, α and the gate; w, α and the gate have low rank.
 
     value_width: of all heads together (None: the layer's width; 4 C² parameters and the low ranks).
     """
 
-    taps = 2  # the token before
+    taps = 2  # the previous token
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class RWKV7(RecurrentMixer):
 
 
 def previous(tokens: Tokens, history: Tensor | None) -> Tensor:
-    """The token before each (B T C); zero before the first."""
+    """The previous token of each (B T C); zero before the first."""
     x = tokens.x
     before = x.new_zeros(x.shape[0], 1, x.shape[2]) if history is None else history.to(x.dtype)
     return pointwise.tap(torch.cat([before, x], 1)[:, :-1], tokens.position if tokens.packed else None, 1)

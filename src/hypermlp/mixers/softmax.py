@@ -26,7 +26,7 @@ TAPS = 4  # of the convolutions, appendix L
 
 
 class Projected(NamedTuple):
-    """What a layer makes of its input before it attends."""
+    """What a layer computes from its input before it attends."""
 
     q: Tensor  # B T H K, rotated and gated
     k: Tensor  # B T H K, rotated
@@ -88,7 +88,7 @@ class SoftmaxAttention(Mixer):
         return self.o(o)
 
     def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
-        """Queries, keys, values and gates; `history` (B W−1 C) is what the convolutions look back on."""
+        """Queries, keys, values and gates; `history` (B W−1 C) are the inputs before them, for the convolutions."""
         made = self._linears(tokens, history, impl)
         q, k, v = (made[name].unflatten(-1, (self.n_head, -1)) for name in "qkv")  # B T H K, B T H K, B T H V
         if self.use_rope:

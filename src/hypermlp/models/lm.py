@@ -42,7 +42,7 @@ class ModelConfig:
     width: int
     depth: int
     length: int  # longest context: lags of HyperGLU, rows of learned position embeddings
-    mixer: str | tuple[str, ...] = "hyperglu"  # a name or a label; several take turns down the layers (a hybrid)
+    mixer: str | tuple[str, ...] = "hyperglu"  # a name or a label; several alternate through the layers (a hybrid)
     size: int | None = None  # of the mixers, see the registry; None: as published
     inner: int | None = None  # of the feed-forward; None: 8/3 of the width ("llama") or 4 times ("gpt2")
     style: Style = "llama"  # RMSNorm and SwiGLU, or LayerNorm, GELU and learned position embeddings
@@ -140,7 +140,7 @@ class LanguageModel(nn.Module):
         config = ModelConfig.of(config)
         assert config.inner is not None
         self.config = config
-        self.checkpointing = False  # recompute each block in the backward pass instead of keeping its insides
+        self.checkpointing = False  # recompute each block in the backward pass instead of saving its activations
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.positions = nn.Embedding(config.length, config.width) if config.style == "gpt2" else None
         self.blocks = nn.ModuleList(
@@ -205,7 +205,7 @@ class LanguageModel(nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> ModelCache:
-        """Empty memory of all layers for batch_size sequences."""
+        """Empty caches of all layers for batch_size sequences."""
         mixers = (block.get_submodule("mixer") for block in self.blocks)
         return ModelCache([m.new_cache(batch_size, max_len, dtype, device) for m in mixers if isinstance(m, Mixer)])
 
@@ -251,7 +251,7 @@ class ModelCache:
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens that each row has seen (B), on the host."""
+        """Tokens that each row has seen (B), in the CPU's memory."""
         return self.layers[0].lengths
 
     @property
@@ -264,7 +264,7 @@ class ModelCache:
         return any(layer.one_way for layer in self.layers)
 
     def crop(self, length: int) -> None:
-        """Forget all but the first `length` tokens of every row; refused, with nothing changed, if a layer cannot go back."""
+        """Forget all but the first `length` tokens of every row; raises, with nothing changed, if a layer cannot undo them."""
         cropped = [layer.clone() for layer in self.layers]
         for layer in cropped:
             layer.crop(length)
@@ -287,7 +287,7 @@ class ModelCache:
         return {f"{i}.{name}": t for i, layer in enumerate(self.layers) for name, t in layer.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over a saved state; refused, with nothing changed, if it is not of this kind of model."""
+        """Load a saved state; raises, with nothing changed, if it is not of this kind of model."""
         loaded = [layer.clone() for layer in self.layers]
         for i, layer in enumerate(loaded):
             start = f"{i}."

@@ -54,7 +54,7 @@ def native_obstacle(device: str, dtype: str, aligner: str) -> str | None:
 
 
 def announce(choice: Choice) -> None:
-    """Tell an automatic choice, once."""
+    """Report an automatic choice, once."""
     notice.once(f"impl={choice.impl} ({choice.reason})")
 
 
@@ -74,7 +74,7 @@ _resolve._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def resolve(impl: str, x: Tensor, aligner: Aligner = "offset") -> str:
-    """The implementation for inputs like x: "dense", "chunked", "native" or "triton"; an automatic choice is told once."""
+    """The implementation for inputs like x: "dense", "chunked", "native" or "triton"; an automatic choice is reported once."""
     return _resolve(impl, x.device.type, str(x.dtype).removeprefix("torch."), aligner)
 
 

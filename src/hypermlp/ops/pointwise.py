@@ -1,4 +1,4 @@
-"""What surrounds the operator in a layer and is bound by memory: convolutions and gates, each as one pass where it can be.
+"""What surrounds the operator in a layer and is limited by memory: convolutions and gates, each in one pass where possible.
 
 Letters: B batch, T time, C width, W taps.
 """

@@ -23,7 +23,7 @@ from hypermlp.ops.registered import gradients_with_graph, transform
 from hypermlp.ops.types import compute_dtype, no_autocast
 
 CHUNK = 64  # C, of long inputs
-FEW_TOKENS = 4  # up to which a token at a time is faster
+FEW_TOKENS = 4  # up to which one token at a time is faster
 FORGOTTEN = -1000.0  # e to this is 0, in float64 too: stands for all stronger decays, so that sums stay finite
 
 
@@ -74,7 +74,7 @@ def expand(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def step_by_step(steps: Steps, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The equations, one token after another: the oracle of the chunked form, and the way a single token goes."""
+    """The equations, one token after another: the oracle of the chunked form, and the path of single tokens."""
     q, k, v, g, a, b = steps
     B, T, H, K = q.shape
     S = q.new_zeros(B, H, K, v.shape[-1]) if state is None else state.to(q.dtype)
@@ -96,7 +96,7 @@ def chunked(steps: Steps, state: Tensor | None) -> tuple[Tensor, Tensor]:
 
     Within a chunk the readouts u_t = S_{t−1}ᵀ a_t depend on each other and on the state S before it: (I − A) U = Ā S + A' V,
     where A holds the products of a with b, and A' those of a with k. So U = W S + U₀, with W and U₀ for all chunks at once.
-    Where b is k, U is to mean all that is written along it: U + V = W S + U₀ with (I − A) U₀ = V.
+    Where b is k, U stands for everything that is written along it: U + V = W S + U₀ with (I − A) U₀ = V.
     """
     q, k, v, g, a, b = steps
     B, T, H, K = q.shape
@@ -158,7 +158,7 @@ def carry(
 
 
 def chunks(x: Tensor, C: int, ahead: int = 0) -> Tensor:
-    """B T H … → B H n C …, with zeros behind the last token: steps that change nothing. ahead: begin so many tokens later."""
+    """B T H … → B H n C …, padded with steps that change nothing. ahead: begin so many tokens later."""
     fill = -x.shape[1] % C
     if fill or ahead:
         x = F.pad(x, (*[0, 0] * (x.dim() - 2), -ahead, fill + ahead))
@@ -187,8 +187,8 @@ class ChannelDecays(torch.autograd.Function):
     Returns pairs (N C s C r), pairs[i, j] = Σ left_i ⊙ right_j ⊙ e^{g of j+1 … i} for j ≤ i and else 0; left with the decays
     since the chunk began; right with those until it ends; the decay of the whole chunk (N K 1).
 
-    The chunk is halved again and again: later rows meet earlier columns at the border between two halves, left with the decays
-    since the border and right with those until it. The sums of g for all blocks of one size follow from those of half the size.
+    The chunk is halved repeatedly: later rows meet earlier columns at the border between two halves, left with the decays
+    since the border and right with those until it. The sums of g for blocks of one size follow from those of half the size.
     """
 
     @staticmethod
@@ -217,7 +217,7 @@ class ChannelDecays(torch.autograd.Function):
         r = right.shape[2]
         levels, since, until = border_decays(g)
         d_left, d_right = d_left_since * since[:, :, None], d_right_until * until[:, :, None]
-        # Gradients of the sums of g, which go back the way in which border_decays made them.
+        # Gradients of the sums of g, propagated in the reverse order of border_decays.
         d_since, d_until = (d_left * left).sum(2), (d_right * right).sum(2)
         d_since[:, -1] += d_keep[..., 0] * since[:, -1]
         d_pairs = d_pairs.reshape(N, C * s, C * r)

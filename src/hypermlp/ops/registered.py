@@ -201,7 +201,7 @@ def reference_mix(inputs: Inputs, spec: Spec) -> Tensor:
     return reference.mix(i.q, i.k, i.v, routing, reading, spec, i.spans)
 
 
-# Who watches a call, and what an operator with a hand-written gradient owes them.
+# Who observes a call, and the derivatives that a hand-written gradient does not provide.
 
 
 def recording(*tensors: Tensor | None) -> bool:

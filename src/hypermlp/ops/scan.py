@@ -1,8 +1,8 @@
-"""Recurrences of single numbers, h_t = e^{g_t} h_{t−1} + x_t for every channel alone, and Mamba's selective form of them.
+"""Recurrences of scalars, h_t = e^{g_t} h_{t−1} + x_t for each channel, and Mamba's selective form of them.
 
 They are computed in blocks of time: place by place over all blocks at once, then in the same way over the blocks' last places.
-So the steps in Python grow with the logarithm of the length, the work grows with the length, and nothing is divided by a decay
-or raised to a positive power: decays of any strength are exact. Letters: B batch, T time, E channels, N state width.
+Steps in Python grow with the logarithm of the length, work with the length; nothing is divided by a decay or raised to a
+positive power, so decays of any strength are exact. Letters: B batch, T time, E channels, N state width.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def scan(
 
 
 def plain_scan(g: Tensor, x: Tensor, state: Tensor) -> Tensor:
-    """The equation, one token after another: what every kind of differentiation knows."""
+    """The equation, one token after another, which every kind of differentiation supports."""
     h, states = state, []
     for t in range(x.shape[1]):
         h = g[:, t].exp() * h + x[:, t]

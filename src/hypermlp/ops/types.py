@@ -54,7 +54,7 @@ class Spec:
 
 
 def dense_spans(batch: int, rows: int, slots: int) -> Tensor:
-    """The spans of a plain batch: one sequence a batch entry, its rows the last of its slots.
+    """The spans of a plain batch: one sequence per batch entry, its rows the last of its slots.
 
     Spans are an int64 tensor (n 5), each row [batch entry, row begin, row end, slot begin, slot end]: the rows are the last
     rows of the sequence that the slots make. What lies in no span does not exist.
@@ -92,7 +92,7 @@ def belongs(batch: Tensor, begin: Tensor, end: Tensor, B: int, size: int) -> Ten
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half precision is computed in float32: row norms and long sums do not survive less."""
+    """Half precision is computed in float32: row norms and long sums need it."""
     return torch.promote_types(dtype, torch.float32)
 
 

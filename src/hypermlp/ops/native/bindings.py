@@ -162,7 +162,7 @@ def check_layout(handle: ctypes.CDLL) -> None:
 
 @functools.cache
 def thread_pool() -> int | None:
-    """Address of torch's own OpenMP entry point, since two pools of threads would fight; None: the kernel starts its own."""
+    """Address of torch's own OpenMP entry point, since two thread pools would compete; None: the kernel starts its own."""
     for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")):
         try:
             return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, POINTER).value
@@ -227,11 +227,11 @@ def row_pointer(x: Tensor | None) -> tuple[int | None, int]:
 
 
 def single(x: Tensor) -> Tensor:
-    """float32 with a contiguous last axis, as it is where it can be."""
+    """float32 with a contiguous last axis; copied only if it is not."""
     x = x.to(torch.float32).resolve_neg()
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
 def whole(x: Tensor) -> Tensor:
-    """float32 and contiguous, as it is where it can be."""
+    """float32 and contiguous; copied only if it is not."""
     return x.to(torch.float32).resolve_neg().contiguous()

@@ -90,7 +90,7 @@ def distrusted(path: Path) -> str | None:
 
 
 def compile_to(path: Path, compiler: str) -> None:
-    """Compile into a temporary file beside `path` and move it there, so that nobody sees half of it."""
+    """Compile into a temporary file beside `path` and move it there, so that no process sees half of it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so")
     os.close(handle)
     try:

@@ -32,11 +32,11 @@ from hypermlp.ops.native.bindings import (
 from hypermlp.ops.registered import Inputs, register
 from hypermlp.ops.types import Spec, dense_spans
 
-SCAN_ROWS, SCAN_GROUP = 16, 128  # tokens whose states are made again at once, channels whose gradients are summed at once
+SCAN_ROWS, SCAN_GROUP = 16, 128  # tokens whose states are recomputed together, channels whose gradients are summed together
 
 
 class Passed(NamedTuple):
-    """The kernel's arguments, and the tensors that they point into, which must live while it runs."""
+    """The kernel's arguments, and the tensors that they point into, which must stay alive while it runs."""
 
     arguments: Arguments
     inputs: Inputs
@@ -218,7 +218,7 @@ def step(x: Tensor, k: Tensor, v: Tensor, spans: Tensor, history: Tensor, p: Ste
 
 
 def rows(x: Tensor) -> Tensor:
-    """x (B T C) as float32 rows (N C) a constant distance apart, with no copy where it can be."""
+    """x (B T C) as float32 rows (N C) a constant distance apart; copied only if they are not."""
     return single(x).reshape(-1, x.shape[2])
 
 
