@@ -99,6 +99,7 @@ def run_command(command: str, folder: Path) -> None:
         for extras in re.findall(r"\.\[([\w,]+)\]", command):
             assert set(extras.split(",")) <= set(EXTRAS), command
         return
+    command, _, target = command.partition(" > ")
     words = make_small(command)
     if words[0] == "torchrun":
         done = subprocess.run(
@@ -109,6 +110,8 @@ def run_command(command: str, folder: Path) -> None:
     assert words[0] == "hypermlp", f"{command}: say in ELSEWHERE or run_command how it is tested"
     result = CliRunner().invoke(app, words[1:], prog_name="hypermlp")
     assert result.exit_code == 0, f"{' '.join(words)}\n{result.output}\n{result.exception!r}"
+    if target:
+        (folder / target).write_text(result.stdout)
 
 
 @pytest.fixture

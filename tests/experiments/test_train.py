@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 from helpers import OWN_MIXER
@@ -19,9 +20,10 @@ from hypermlp.cli.train import run_training, show_plan, write
 from hypermlp.data.shards import prepare
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import ByteTokenizer, find_tokenizer
+from hypermlp.experiments.config_files import to_toml
 from hypermlp.experiments.configs import CONFIGS, RunConfig, configure, count
 from hypermlp.experiments.cost import estimate_cost
-from hypermlp.experiments.generate import decode, open_model, write_text
+from hypermlp.experiments.generate import decode, find_saved, open_model, write_text
 from hypermlp.experiments.train import start
 from hypermlp.mixers import MIXERS
 from hypermlp.report.page import write_report
@@ -120,6 +122,45 @@ def test_another_mixer_gets_as_many_parameters(mixer: str) -> None:
 def test_bad_overrides_are_refused(override: str, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         configure("tiny", [override])
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".yaml"])
+def test_a_configuration_is_printed_and_read_from_a_file(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"my{suffix}"
+    changed = configure("tiny", [*SMALL, "model.mixer=hyperglu,softmax", "train.betas=0.8,0.9", "data.documents=true"])
+    path.write_text(
+        to_toml(changed.to_dict()) if suffix == ".toml" else yaml.safe_dump(json.loads(json.dumps(changed.to_dict())))
+    )
+    assert configure(str(path)) == changed
+    assert configure(str(path), ["train.steps=7"]).train.steps == 7
+    small = {"base": "tiny", "train": {"steps": 3, "lr": 1e-4}, "data": {"context": 64}}
+    path.write_text(
+        'base = "tiny"\n[train]\nsteps = 3\nlr = 1e-4\n[data]\ncontext = 64' if suffix == ".toml" else yaml.safe_dump(small)
+    )
+    found = configure(str(path))
+    assert found == configure("tiny", ["train.steps=3", "train.lr=1e-4", "data.context=64"])
+
+
+@pytest.mark.parametrize(
+    "text, rule",
+    [
+        ("[train]\nstep = 3", r"train.step=3' must be field=value with one of the fields"),
+        ('base = "tiny"\n[train]\nsteps = "many"', r"train.steps \(many\) must be a whole number"),
+        ("[train]\nsteps = 3", r'lacks fields .* or a base such as base = "tiny"'),
+        ('base = "tny"', r"base \(tny\) in .* must be one of tiny"),
+        ("[optimizer]\nlr = 3", "has optimizer; it may have base, and the sections model, data, train"),
+        ("train = 3", "train in .* must be a section"),
+        ("[train", "cannot be read"),
+        ('base = "tiny"\n[model]\nmixer = "mine.py:Mine"', "somebody's own code"),
+    ],
+)
+def test_mistakes_in_a_configuration_file_are_named(text: str, rule: str, tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rule):
+        configure(str(path))
+    with pytest.raises(ValueError, match="--print-config"):
+        configure(str(tmp_path / "none.toml"))
 
 
 def test_an_unknown_name_lists_the_known() -> None:
@@ -362,6 +403,13 @@ def test_text_from_a_run_or_a_model_and_from_nothing(tmp_path: Path, corpus: str
         texts.append("".join(write_text(model, tokenizer, "7 sq", 12, seed=3)))
     assert texts[0] == texts[1]
     assert texts[0]
+    with monkeypatch.context() as patch:  # a finished run is read from model/, without hashing its checkpoints
+        patch.setattr("hypermlp.train.checkpoint.describe", lambda path: pytest.fail("hashed"))
+        open_model(tmp_path / "run")
+    run_json = tmp_path / "run" / "run.json"
+    run_json.write_text(run_json.read_text().replace('"steps": 6', '"steps": 9'))  # resumed with more steps, and not finished
+    assert find_saved(tmp_path / "run") is None
+    open_model(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     for name in ("bytes", "bpe:300"):  # a folder may have the name of a tokenizer
         shutil.copytree(tmp_path / "run" / "model", name)

@@ -1,10 +1,11 @@
 """One update: the mean over the whole batch however it is divided, the schedule, where decay falls."""
 
+import importlib.util
 import json
 import math
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import load_model, save_model, weights
 from hypermlp.train.distributed import World
 from hypermlp.train.language import new_training
-from hypermlp.train.metrics import Metrics, read_metrics
+from hypermlp.train.metrics import Metrics, check_loggers, open_loggers, read_metrics
 from hypermlp.train.optimisation import parameter_groups
 
 
@@ -156,10 +157,44 @@ def test_metrics_go_to_tensorboard_where_it_is_installed(tmp_path: Path, monkeyp
     fake = ModuleType("torch.utils.tensorboard")
     fake.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    metrics = Metrics(tmp_path, 4)
+    metrics = Metrics(tmp_path, 4, open_loggers(["tensorboard"], tmp_path, 4, {}))
     metrics.append({"step": 5, "loss": 1.5, "sample": "once"})
     metrics.close()
     assert told == [("tensorboard", 5), ("loss", 1.5, 5), ("sample", "once", 5), "closed"]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # not installed
+    assert open_loggers(["tensorboard"], tmp_path, 4, {}) == []
+
+
+def test_metrics_go_to_weights_and_biases_and_a_resumed_run_continues_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="must be one of 'tensorboard', 'wandb'"):
+        check_loggers(["tensorbord"])
+    if importlib.util.find_spec("wandb") is None:
+        with pytest.raises(ImportError, match="pip install wandb"):
+            check_loggers(["wandb"])
+    begun: list[dict[str, object]] = []
+    told: list[object] = []
+
+    class Run:
+        def log(self, values: dict[str, object], step: int) -> None:
+            told.append((values, step))
+
+        def finish(self) -> None:
+            told.append("finished")
+
+    fake = ModuleType("wandb")
+    fake.util = SimpleNamespace(generate_id=lambda: f"id-{len(begun)}")
+    fake.init = lambda **options: begun.append(options) or Run()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for step in (1, 2):
+        metrics = Metrics(tmp_path, step - 1, open_loggers(["wandb"], tmp_path, step - 1, {"train": {"steps": 2}}))
+        metrics.append({"step": step, "loss": 1.5})
+        metrics.close()
+    assert told == [({"loss": 1.5}, 1), "finished", ({"loss": 1.5}, 2), "finished"]
+    assert [options["id"] for options in begun] == ["id-0", "id-0"]
+    assert begun[1]["resume"] == "allow"
+    assert begun[0]["config"] == {"train": {"steps": 2}}
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -14,7 +14,7 @@ from hypermlp.report.terminal import new_console, say
 
 @app.command()
 def train(
-    name: Annotated[str, typer.Argument(help="tiny (minutes on two cores), nanogpt-owt2, 340m-15b or 1.3b-100b.")],
+    name: Annotated[str, typer.Argument(help="tiny (for two cores), nanogpt-owt2, 340m-15b, 1.3b-100b; or my.toml, my.yaml.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Fields to change: model.mixer=softmax train.steps=100; a mixer of your own is FILE.py:CLASS."),
@@ -24,14 +24,25 @@ def train(
     ] = False,
     processes: Annotated[int, typer.Option(min=1, help="For --dry-run: how many there would be.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out from its newest checkpoint.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Only print the configuration as TOML, to keep in a file and change.")
+    ] = False,
+    logger: Annotated[
+        list[str] | None, typer.Option(help="tensorboard (the default, where it is installed), wandb; may be repeated.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME.")] = None,
 ) -> None:
     """Train a language model. On several processes: torchrun --nproc-per-node N --no-python hypermlp train NAME …"""
     from hypermlp.cli.train import run_training, show_plan
+    from hypermlp.experiments.config_files import is_config_file, to_toml
+    from hypermlp.experiments.configs import configure
 
-    if dry_run:
+    folder = out or Path("runs") / (Path(name).stem if is_config_file(name) else name)
+    if print_config:
+        print(to_toml(configure(name, overrides or ()).to_dict()), end="")
+    elif dry_run:
         show_plan(new_console(), name, overrides or (), processes=processes)
-    elif not run_training(new_console(), name, overrides or (), out=out or Path("runs") / name, resume=resume):
+    elif not run_training(new_console(), name, overrides or (), out=folder, resume=resume, loggers=logger or ("tensorboard",)):
         raise typer.Exit(130)
 
 

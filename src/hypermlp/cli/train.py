@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,22 @@ def show_plan(console: Console, name: str, overrides: Iterable[str] = (), *, pro
     return found
 
 
-def run_training(console: Console, name: str, overrides: Iterable[str] = (), *, out: Path, resume: bool = False) -> bool:
+def run_training(
+    console: Console,
+    name: str,
+    overrides: Iterable[str] = (),
+    *,
+    out: Path,
+    resume: bool = False,
+    loggers: Sequence[str] = ("tensorboard",),
+) -> bool:
     """Train, with progress on the console; whether the run is finished, and not stopped by a signal.
 
     Under torchrun every process calls this, and the first one shows.
     """
     config = configure(name, overrides)
     with join() as world:
-        run = start(config, out, world, resume=resume)
+        run = start(config, out, world, resume=resume, loggers=loggers)
         if not world.main:
             for _ in run.steps():
                 pass

@@ -15,6 +15,7 @@ import torch
 from hypermlp import notice
 from hypermlp.data.corpus import INDEX, read_index
 from hypermlp.data.tokenizers import find_tokenizer
+from hypermlp.experiments.config_files import PARTS, SUFFIXES, is_config_file, read_config_file
 from hypermlp.mixers import own
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, match_inner_width
 from hypermlp.train.language import TrainConfig
@@ -113,6 +114,7 @@ CONFIGS: dict[str, RunConfig] = {
             precision="bfloat16",
             parallel="ddp",
             evaluate_every=500,
+            evaluate_batches=200,
             save_every=500,
             asynchronous=True,
         ),
@@ -124,25 +126,25 @@ CONFIGS: dict[str, RunConfig] = {
 
 
 def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """The named configuration, with fields changed.
+    """The named configuration, or that of a file, with fields changed.
 
     What follows from a changed field follows it, unless it is given too: model.length a new context, model.vocabulary a new
     corpus or tokenizer, model.inner a new width, and, so that models stay equal in parameters, model.inner a new mixer.
-    A mixer of the user's own, FILE.py:CLASS, is imported here and registered.
+    A mixer of the user's own, FILE.py:CLASS, is imported here and registered if the overrides name it, not if a file does.
 
     >>> configure("tiny", ["train.steps=100", "data.context=128"]).model.length
     128
     """
-    if name not in CONFIGS:
-        raise ValueError(f"unknown configuration {name!r}; known are {', '.join(CONFIGS)}")
-    changes = dict(map(parse_override, overrides))
-    follow_tokenizer(CONFIGS[name], changes)
-    mixers = changes.get("model.mixer", ())
-    own.adopt([mixers] if isinstance(mixers, str) else mixers)
-    found = apply(CONFIGS[name], changes)
+    start, given = find_config(name)
+    named = dict(map(parse_override, overrides))
+    mixer = named.get("model.mixer", ())
+    own.adopt([mixer] if isinstance(mixer, str) else mixer)
+    changes = {**given, **named}
+    follow_tokenizer(start, changes)
+    found = apply(start, changes)
     if "model.mixer" in changes and not changes.keys() & {"model.inner", "model.size"}:
         mixer = changes.pop("model.mixer")
-        reference = apply(CONFIGS[name], changes).model
+        reference = apply(start, changes).model
         if mixer != reference.mixer:
             model = match(found.model, reference)
             found = dataclasses.replace(found, model=model)
@@ -151,6 +153,29 @@ def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
                 f"{count(model):,} and {count(reference):,}"
             )
     return found
+
+
+def find_config(name: str) -> tuple[RunConfig, dict[str, Any]]:
+    """A named configuration; or that of a file (config_files.py): its base, and the changes that the file makes to it."""
+    if not is_config_file(name):
+        if name not in CONFIGS:
+            known = ", ".join(CONFIGS)
+            raise ValueError(f"unknown configuration {name!r}; known are {known}, and files that end in {', '.join(SUFFIXES)}")
+        return CONFIGS[name], {}
+    base, texts = read_config_file(Path(name))
+    changes = dict(parse_override(f"{key}={text}") for key, text in texts.items())
+    if base is not None:
+        if base not in CONFIGS:
+            raise ValueError(f"base ({base}) in {name} must be one of {', '.join(CONFIGS)}")
+        return CONFIGS[base], changes
+    parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+    for key, value in changes.items():
+        part, _, field = key.partition(".")
+        parts[part][field] = value
+    try:
+        return RunConfig.from_dict(parts), {}
+    except TypeError as error:  # a field without a default is missing
+        raise ValueError(f'{name} lacks fields ({error}); give them, or a base such as base = "tiny"') from error
 
 
 def follow_tokenizer(config: RunConfig, changes: dict[str, Any]) -> None:

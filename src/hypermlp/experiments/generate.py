@@ -10,22 +10,38 @@ import torch
 from hypermlp.data.corpus import INDEX, Corpus, open_corpus, read_corpus
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import Tokenizer, read_tokenizer
+from hypermlp.files import read_json
 from hypermlp.models.generate import stream
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import CONFIG, TOKENIZER, load_model
-from hypermlp.train.checkpoint import load_checkpoint, newest
+from hypermlp.train.checkpoint import complete, load_checkpoint, newest, step_of
+
+RUN, CHECKPOINTS, MODEL = "run.json", "checkpoints", "model"  # in the folder of a training run
 
 
 def open_model(folder: Path) -> tuple[LanguageModel, Tokenizer]:
-    """A model and its tokenizer from a saved model, or from the newest checkpoint of a training run."""
-    saved = (folder / CONFIG).is_file()
-    source = folder if saved else newest(folder / "checkpoints")
+    """A model and its tokenizer from a saved model or a training run: its finished model, else its newest checkpoint."""
+    saved = find_saved(folder)
+    source = saved or newest(folder / CHECKPOINTS)
     if source is None:
         raise ValueError(f"{folder} holds neither a saved model ({CONFIG}) nor a training run with a checkpoint")
     if not (source / TOKENIZER).is_file():
         raise ValueError(f"{source} has no {TOKENIZER}, which turns text into tokens")
     model = load_model(source) if saved else load_checkpoint(source)
     return model.eval(), read_tokenizer(source)
+
+
+def find_saved(folder: Path) -> Path | None:
+    """The folder of a saved model: this one, or that of a training run, unless the run was resumed and is not finished."""
+    if (folder / CONFIG).is_file():
+        return folder
+    finished = folder / MODEL
+    if not (finished / CONFIG).is_file():
+        return None
+    latest = next(iter(complete(folder / CHECKPOINTS)), None)
+    if latest is None or not (folder / RUN).is_file():
+        return finished
+    return finished if step_of(latest) >= read_json(folder / RUN)["config"]["train"]["steps"] else None
 
 
 def write_text(

@@ -25,7 +25,7 @@ from hypermlp.data.shards import prepare
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import find_tokenizer
 from hypermlp.experiments.configs import DataConfig, RunConfig, count
-from hypermlp.experiments.generate import write_text
+from hypermlp.experiments.generate import CHECKPOINTS, MODEL, RUN, write_text
 from hypermlp.files import lock, read_json, write_json
 from hypermlp.interrupts import stop_signals
 from hypermlp.mixers import own
@@ -35,10 +35,10 @@ from hypermlp.provenance import provenance
 from hypermlp.train.checkpoint import Checkpoints, export, newest
 from hypermlp.train.distributed import World
 from hypermlp.train.language import new_training, train
-from hypermlp.train.metrics import Metrics
+from hypermlp.train.metrics import Metrics, check_loggers, open_loggers
 from hypermlp.train.training import Pass, Step, Training
 
-RUN, CHECKPOINTS, MODEL, CORPUS = "run.json", "checkpoints", "model", "corpus"
+CORPUS = "corpus"  # shards of a large one, in the run's folder
 IN_MEMORY = 2**26  # bytes of text up to which a corpus is tokenised anew at every start
 # Fields that change how a run is computed, watched and kept, not what it computes.
 FREE = (
@@ -61,6 +61,7 @@ class Run:
     parameters: int
     checkpoints: Checkpoints
     lock: TextIO | None  # of the first process
+    loggers: Sequence[str] = ("tensorboard",)
 
     @property
     def stopped(self) -> bool:
@@ -69,7 +70,10 @@ class Run:
 
     def steps(self) -> Iterator[Step]:
         """Train; SIGTERM and Ctrl-C end it after the step it is at, with a checkpoint."""
-        metrics = Metrics(self.out, self.training.step) if self.world.main else None
+        metrics = None
+        if self.world.main:
+            opened = open_loggers(self.loggers, self.out, self.training.step, self.config.to_dict())
+            metrics = Metrics(self.out, self.training.step, opened)
         try:
             with stop_signals("stopping, saving a checkpoint …" if self.world.main else None) as signals:
                 yield from train(
@@ -100,8 +104,19 @@ class Run:
         return "".join(write_text(model, self.corpus.tokenizer, "", self.config.train.sample, seed=self.config.train.seed))
 
 
-def start(config: RunConfig, out: Path, world: World | None = None, *, resume: bool = False) -> Run:
-    """Check everything, take the folder, and load the last checkpoint where there is one."""
+def start(
+    config: RunConfig,
+    out: Path,
+    world: World | None = None,
+    *,
+    resume: bool = False,
+    loggers: Sequence[str] = ("tensorboard",),
+) -> Run:
+    """Check everything, take the folder, and load the last checkpoint where there is one.
+
+    loggers: where metrics go besides metrics.jsonl (train/metrics.py: LOGGERS).
+    """
+    check_loggers(loggers)
     world = world or World()
     config.train.passes(world.size)  # a batch that cannot be divided fails here,
     parameters = count(config.model)  # and a model that cannot be built here
@@ -130,7 +145,7 @@ def start(config: RunConfig, out: Path, world: World | None = None, *, resume: b
         if latest is not None:
             training.resume(checkpoints.load(latest, training.state()))
         held_out = [validation.at(i) for i in range(min(len(validation), config.train.evaluate_batches))]
-        return Run(config, out, world, corpus, batches, held_out, training, parameters, checkpoints, held)
+        return Run(config, out, world, corpus, batches, held_out, training, parameters, checkpoints, held, loggers)
     except BaseException:
         if held is not None:
             held.close()
