@@ -145,9 +145,13 @@ def test_the_blocks_run_as_printed(document: Path, folder: Path) -> None:
 
 
 def inline() -> list[tuple[str, str]]:
-    """Commands within sentences."""
+    """Commands within sentences, and those for clusters (```text)."""
     documents = [*DOCUMENTS, ROOT / "README.md"]
-    return [(path.name, text) for path in documents for text in re.findall(r"`(hypermlp [^`|…]+)`", path.read_text())]
+    found = [(path.name, text) for path in documents for text in re.findall(r"`(hypermlp [^`|…]+)`", path.read_text())]
+    plain = [
+        (path.name, block) for path in DOCUMENTS for block in re.findall(r"^```text\n(.*?)^```", path.read_text(), re.M | re.S)
+    ]
+    return found + [(name, text) for name, block in plain for text in re.findall(r"\bhypermlp (?:[^#\n]*\S)", block)]
 
 
 @pytest.mark.parametrize("document, command", inline())
