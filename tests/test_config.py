@@ -64,7 +64,8 @@ OTHER = {
 def test_defaults_are_the_authors() -> None:
     config = HyperGLUConfig(n_embd=128, n_head=4, block_size=64).to_dict()
     appendix_l = {"op1_init_std": 0.02, "op2_init_std": 0.02}
-    assert config == {"n_embd": 128, "n_head": 4, "block_size": 64, **DEFAULTS, **appendix_l}
+    ours = {"dropout": 0.0}
+    assert config == {"n_embd": 128, "n_head": 4, "block_size": 64, **DEFAULTS, **appendix_l, **ours}
 
 
 def test_sizes_have_no_default_and_no_place() -> None:
@@ -169,8 +170,8 @@ def test_unmasked_mixing_in_a_causal_layer_is_ill_defined(op: str, aligner: str)
 
 
 def test_unknown_and_missing_fields_are_named() -> None:
-    with pytest.raises(ValueError, match=r"unknown configuration fields \['dropout'\]; known are .*'n_embd'"):
-        HyperGLUConfig.from_dict({**make_config().to_dict(), "dropout": 0.1})
+    with pytest.raises(ValueError, match=r"unknown configuration fields \['heads'\]; known are .*'n_embd'"):
+        HyperGLUConfig.from_dict({**make_config().to_dict(), "heads": 2})
     with pytest.raises(ValueError, match=r"lacks \['block_size', 'n_head'\]"):
         HyperGLUConfig.from_dict({"n_embd": 16})
 

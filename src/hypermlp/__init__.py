@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hypermlp.mixers import build_mixer
     from hypermlp.models.generate import generate
     from hypermlp.models.lm import LanguageModel, ModelConfig
+    from hypermlp.train.optimisation import matrices, parameter_groups
 
 __all__ = [
     "HyperGLU",
@@ -23,6 +24,8 @@ __all__ = [
     "__version__",
     "build_mixer",
     "generate",
+    "matrices",
+    "parameter_groups",
 ]
 
 __version__ = "0.1.0"
@@ -32,6 +35,8 @@ _LATER = {
     "ModelConfig": "hypermlp.models.lm",
     "build_mixer": "hypermlp.mixers",
     "generate": "hypermlp.models.generate",
+    "matrices": "hypermlp.train.optimisation",
+    "parameter_groups": "hypermlp.train.optimisation",
 }
 
 

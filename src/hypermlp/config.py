@@ -56,6 +56,7 @@ class HyperGLUConfig:
         gate_act: "sigmoid" or "none" (the identity), for the gates and for the controls s of both mixing operators.
         use_qk_gate: gate m1 on q.
         use_vo_gate: gate m2 on the readout.
+        dropout: share of the gated readout that is zeroed in training, before the projection o.
 
     Mixing along the sequence, R(x) = D + A Diag(s(x)) Bᵀ; op1 is R1 (before the activation), op2 is R2 (after it):
         use_op1, use_op2: whether there is such an operator.
@@ -116,6 +117,7 @@ class HyperGLUConfig:
     chunk_T: int | None = None
 
     norm_eps: float = 1e-12
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -140,12 +142,12 @@ class HyperGLUConfig:
         return dataclasses.asdict(self)
 
     @classmethod
-    def of(cls, config: HyperGLUConfig | Mapping[str, Any]) -> HyperGLUConfig:
-        """The configuration itself, or one made from a dictionary of its fields."""
+    def of(cls, config: HyperGLUConfig | Mapping[str, Any] | None = None, **fields: Any) -> HyperGLUConfig:
+        """The configuration itself, or one made from a dictionary of its fields, with `fields` changed; or `fields` alone."""
         if isinstance(config, cls):
-            return config
-        if isinstance(config, Mapping):
-            return cls.from_dict(config)
+            return config.replace(**fields) if fields else config
+        if config is None or isinstance(config, Mapping):
+            return cls.from_dict({**(config or {}), **fields})
         raise ValueError(f"config is a {type(config).__name__}; give a HyperGLUConfig, or a dictionary of its fields")
 
     @classmethod
@@ -196,6 +198,8 @@ class HyperGLUConfig:
         divisible("vo_rank", self.vo_rank, self.n_head, f"n_head ({self.n_head})")
         if self.use_rope:
             divisible("qk_rank", self.qk_rank, 2 * heads, f"2 * routing heads ({2 * heads}) for use_rope=True")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout ({self.dropout}) must be at least 0 and less than 1")
         for name in ("norm_eps", "rope_base"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} ({getattr(self, name)}) must be positive and finite")

@@ -180,7 +180,7 @@ def check_input(
         raise ValueError(f"x has shape {tuple(x.shape)}; it must be (batch, time, n_embd = {width})")
     if not x.is_floating_point():
         raise ValueError(f"x has dtype {x.dtype}; a mixer takes floating-point vectors, embed the tokens first")
-    if x.device != like.device:
+    if x.device != like.device and not like.is_meta:  # an offloaded parameter is on meta until its module is called
         raise ValueError(f"x is on {x.device} and the layer on {like.device}; move one with .to(...)")
     # A quantised weight need not be a floating-point tensor; its module handles it.
     if x.dtype != like.dtype and like.is_floating_point() and not torch.is_autocast_enabled(x.device.type):

@@ -71,22 +71,41 @@ def slot_scores(
     t is split at a border between them, of halves, quarters …, so that no exponent is ever positive.
     """
     dtype, exact = q.dtype, compute_dtype(q.dtype)
-    T = q.shape[1]
     with no_autocast(q):
         q, k, s, g = (t.to(exact) for t in (q, k, s, g))
         if begins is not None:
             g = g.masked_fill(expand(begins, g), float("-inf"))
         if padding is not None:
             g, s = g.masked_fill(expand(padding, g), 0), s.masked_fill(expand(padding, s), 0)
-        q, k, s, g = (blocks_of_time(t) for t in (q, k, s, g))  # B n H P …
-        B, n, H, _, K = q.shape
-        first = q.new_zeros(B, 1, H, K, s.shape[-1]) if state is None else state.to(exact)[:, None]
-        ends = k.mT @ (s * until_end(g).exp())  # what a block adds to the state
-        total = g.sum(3)[..., None, :].expand_as(ends)
-        after, last = scan(total, ends, first[:, 0])
-        before = torch.cat([first, after], dim=1)[:, :n]
-        scores = (q @ before) * g.cumsum(3).exp() + within_blocks(q @ k.mT, s, g)
-    return scores.transpose(2, 3).flatten(1, 2)[:, :T].to(dtype), last
+        first = None if state is None else state.to(exact)
+        scores, last = (slot_op if torch.compiler.is_exporting() else in_blocks)(q, k, s, g, first)
+    return scores.to(dtype), last
+
+
+def in_blocks(q: Tensor, k: Tensor, s: Tensor, g: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """slot_scores without borders, in blocks of time."""
+    T = q.shape[1]
+    q, k, s, g = (blocks_of_time(t) for t in (q, k, s, g))  # B n H P …
+    B, n, H, _, K = q.shape
+    first = q.new_zeros(B, 1, H, K, s.shape[-1]) if state is None else state[:, None]
+    ends = k.mT @ (s * until_end(g).exp())  # what a block adds to the state
+    total = g.sum(3)[..., None, :].expand_as(ends)
+    after, last = scan(total, ends, first[:, 0])
+    before = torch.cat([first, after], dim=1)[:, :n]
+    scores = (q @ before) * g.cumsum(3).exp() + within_blocks(q @ k.mT, s, g)
+    return scores.transpose(2, 3).flatten(1, 2)[:, :T], last
+
+
+@torch.library.custom_op("hypermlp::slot_scores", mutates_args=())
+def slot_op(q: Tensor, k: Tensor, s: Tensor, g: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """One node of an exported graph, since the number of blocks depends on the length. For inference."""
+    scores, last = in_blocks(q, k, s, g, state)
+    return scores.contiguous(), last.clone()
+
+
+@slot_op.register_fake
+def _(q: Tensor, k: Tensor, s: Tensor, g: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    return s.new_empty(s.shape), s.new_empty(q.shape[0], q.shape[2], q.shape[3], s.shape[3])
 
 
 def blocks_of_time(x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp import ops
@@ -47,6 +48,10 @@ class SequenceMixing(nn.Module):
 
     def operator(self, control: Tensor) -> ops.Mixing:
         """R for controls s (B T H*R), after their activation."""
+        return self(control)
+
+    def forward(self, control: Tensor) -> ops.Mixing:
+        """operator, in a forward so that hooks which bring offloaded parameters run."""
         A, B = (p.expand(self.heads, -1, -1) for p in (self.A, self.B))
         diag = None if self.diag is None else self.diag.expand(self.heads, -1)
         return ops.Mixing(A, B, control.unflatten(-1, (self.heads, -1)), diag, self.shortcut)
@@ -66,16 +71,18 @@ class Projected(NamedTuple):
 class HyperGLU(Mixer):
     """The paper's layer, from x (B T C) to y (B T C); config.attn_kind="relu" makes it HyperMLP.
 
-    config: a HyperGLUConfig (help(HyperGLUConfig) explains its options), or a dictionary of its fields.
+    config: a HyperGLUConfig (help(HyperGLUConfig) explains its options), or a dictionary of its fields; or give the fields by
+    name. The projection back to the residual stream is `o`, of which code that scales such projections at the beginning (as
+    GPT-2 does, by 1 / √(2 layers)) finds the mark NANOGPT_SCALE_INIT.
 
-    >>> layer = HyperGLU(HyperGLUConfig(n_embd=64, n_head=2, block_size=128))
+    >>> layer = HyperGLU(n_embd=64, n_head=2, block_size=128)
     >>> layer(torch.randn(2, 100, 64)).shape
     torch.Size([2, 100, 64])
     """
 
-    def __init__(self, config: HyperGLUConfig | Mapping[str, Any]) -> None:
+    def __init__(self, config: HyperGLUConfig | Mapping[str, Any] | None = None, **fields: Any) -> None:
         super().__init__()
-        config = HyperGLUConfig.of(config)
+        config = HyperGLUConfig.of(config, **fields)
         assert config.qk_rank is not None
         assert config.vo_rank is not None
         self.config = config
@@ -84,6 +91,7 @@ class HyperGLU(Mixer):
         self.k = nn.Linear(C, config.qk_rank, bias=config.bias)
         self.v = nn.Linear(C, config.vo_rank, bias=config.bias)
         self.o = nn.Linear(config.vo_rank, C, bias=config.bias)
+        self.o.NANOGPT_SCALE_INIT = 1
         self.conv_k = CausalConv(C, config.conv_kernel_size) if config.use_kv_conv else None
         self.conv_v = CausalConv(C, config.conv_kernel_size) if config.use_kv_conv else None
         self.gate_qk = nn.Linear(C, config.qk_rank) if config.use_qk_gate else None
@@ -182,7 +190,10 @@ class HyperGLU(Mixer):
             # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
             spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
         o = ops.compute(impl, p.q, k, v, p.routing, p.reading, self.spec, spans, chunk).flatten(2)
-        (y,) = apply_linears([(self._gated(o, p.gate_vo, impl), self.o)], impl)
+        o = self._gated(o, p.gate_vo, impl)
+        if self.config.dropout:
+            o = F.dropout(o, self.config.dropout, self.training)
+        (y,) = apply_linears([(o, self.o)], impl)
         return y
 
     def _native_step(self, x: Tensor, cache: Cache) -> Tensor | None:
@@ -205,7 +216,8 @@ class HyperGLU(Mixer):
         linears = [self.q, self.k, self.v, self.gate_qk, self.gate_vo, *controls, self.o]
         plain = all(m is None or is_plain_linear(m) for m in linears)
         shared = any(op is not None and op.A.shape[0] != op.heads for op in (self.op1, self.op2))
-        if not plain or shared or self.config.use_rope or self.config.gate_act != "sigmoid":
+        drops = self.training and self.config.dropout > 0
+        if not plain or shared or drops or self.config.use_rope or self.config.gate_act != "sigmoid":
             return None
         convs = None if self.conv_k is None or self.conv_v is None else (self.conv_k.weight, self.conv_v.weight)
         mixings = (None if op is None else (op.A, op.B, op.diag, op.shortcut) for op in (self.op1, self.op2))
@@ -235,7 +247,7 @@ class HyperGLU(Mixer):
         x_k = x_v = x
         if self.conv_k is not None and self.conv_v is not None:
             position = tokens.position if tokens.packed else None  # all other sequences begin at 0, or in the history
-            x_k, x_v = pointwise.convs(x, self.conv_k.weight, self.conv_v.weight, position, history, impl=impl)
+            x_k, x_v = pointwise.convs(x, self.conv_k(), self.conv_v(), position, history, impl=impl)
         made = self._joined(x, impl)
         if made is None:
             made = self._separate(x, impl)
@@ -314,5 +326,5 @@ class HyperGLU(Mixer):
 class HyperMLP(HyperGLU):
     """The same layer with the ReLU activation, attn_kind="relu"."""
 
-    def __init__(self, config: HyperGLUConfig | Mapping[str, Any]) -> None:
-        super().__init__(HyperGLUConfig.of(config).replace(attn_kind="relu"))
+    def __init__(self, config: HyperGLUConfig | Mapping[str, Any] | None = None, **fields: Any) -> None:
+        super().__init__(HyperGLUConfig.of(config, **{**fields, "attn_kind": "relu"}))

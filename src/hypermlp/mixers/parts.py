@@ -27,6 +27,10 @@ class CausalConv(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, taps))
 
+    def forward(self) -> Tensor:
+        """The weight, read in a forward so that hooks which bring offloaded parameters run."""
+        return self.weight
+
 
 class ShortConv(nn.Module):
     """Depthwise causal convolution along time followed by SiLU; weight (C W), newest tap last."""

@@ -143,6 +143,21 @@ def meet(turns: Turns, held_k: Tensor, held_v: Tensor, lengths: Tensor) -> tuple
 
 def path_attention(turns: Turns) -> Tensor:
     """o (B T H V) of whole sequences."""
+    return path_op(*turns) if torch.compiler.is_exporting() else path_by_halves(turns)
+
+
+@torch.library.custom_op("hypermlp::path_attention", mutates_args=())
+def path_op(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+    """One node of an exported graph, since the halves depend on the length. For inference."""
+    return path_by_halves(Turns(q, k, v, w, beta)).clone(memory_format=torch.contiguous_format)
+
+
+@path_op.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+    return v.new_empty(v.shape)
+
+
+def path_by_halves(turns: Turns) -> Tensor:
     B, T, H, _ = turns.q.shape
     if B * T == 0:
         return turns.v

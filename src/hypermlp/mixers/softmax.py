@@ -116,7 +116,7 @@ class SoftmaxAttention(Mixer):
         made = dict(zip(used, outputs, strict=True))
         if self.conv_k is not None and self.conv_v is not None:
             position = tokens.position if tokens.packed else None  # all other sequences begin at 0, or in the history
-            x_k, x_v = pointwise.convs(x, self.conv_k.weight, self.conv_v.weight, position, history, impl=impl)
+            x_k, x_v = pointwise.convs(x, self.conv_k(), self.conv_v(), position, history, impl=impl)
             made |= {"k": self.k(x_k), "v": self.v(x_v)}
         return made
 
@@ -128,7 +128,8 @@ class SoftmaxAttention(Mixer):
 def attend(q: Tensor, k: Tensor, v: Tensor, spans: Tensor | None = None) -> Tensor:
     """softmax(q kᵀ / √K) v over the slots up to each row's own: q (B T H K), k (B S H K), v (B S H V) to o (B T H V)."""
     T, S, K, V = q.shape[1], k.shape[1], k.shape[-1], v.shape[-1]
-    visible = visible_slots(q, S, spans)[:, None] if spans is not None or 1 < T < S else None
+    whole = bool(T == S)  # nothing came before; the lengths are not compared with numbers, so that exported ones stay free
+    visible = visible_slots(q, S, spans)[:, None] if spans is not None or (not whole and T > 1) else None
     # The fused kernels take one width alone. Zeros change nothing, and without the kernel there would be a T × S matrix.
     q, k, v = (F.pad(t, (0, max(K, V) - t.shape[-1])) if K != V else t for t in (q, k, v))
     with plain_attention() if transform() is not None else nullcontext():
@@ -137,7 +138,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spans: Tensor | None = None) -> Tens
             k.transpose(1, 2),
             v.transpose(1, 2),
             attn_mask=visible,
-            is_causal=visible is None and T == S,
+            is_causal=visible is None and whole,
             scale=K**-0.5,
         )  # B H T V
     return o[..., :V].transpose(1, 2)

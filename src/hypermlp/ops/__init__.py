@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import NamedTuple, get_args
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from hypermlp import notice
 from hypermlp.checks import choose_from
 from hypermlp.config import Aligner, Impl
-from hypermlp.ops import chunked, native, reference, triton
+from hypermlp.ops import chunked, flops, native, reference, triton
 from hypermlp.ops.native import library
 from hypermlp.ops.registered import ordinary, transform
 from hypermlp.ops.types import Mixing, Spec, dense_spans, tensors_of
@@ -63,10 +64,18 @@ def _resolve(impl: str, device: str, dtype: str, aligner: str) -> str:
     obstacle = transform()
     if obstacle is not None and choice.impl != "dense":
         choice = Choice("dense", f"{obstacle}: the others have first derivatives in reverse mode only")
+    elif exporting_to_onnx() and choice.impl != "dense":
+        choice = Choice("dense", "ONNX has no operators of ours")
     elif impl not in ("auto", "native", "triton"):
         return choice.impl
     announce(choice)
     return choice.impl
+
+
+def exporting_to_onnx() -> bool:
+    """torch.onnx.is_in_onnx_export, without its imports where nobody has begun to export."""
+    begun = ("torch.onnx._internal.exporter._flags", "torch.onnx._internal.torchscript_exporter._globals")
+    return any(name in sys.modules for name in begun) and torch.onnx.is_in_onnx_export()
 
 
 # What torch.compiler.assume_constant_result does, without its import of the whole compiler.
@@ -123,3 +132,6 @@ def check_fits(slots: int, block_size: int, spans: Tensor | None) -> None:
             f"the identity layout has parameters for block_size ({block_size}) slots and no sliding window: a sequence of "
             f'{slots} tokens needs a larger block_size, or aligner_kind="offset"'
         )
+
+
+flops.watch()

@@ -49,9 +49,31 @@ def recurrence(
     dtype = steps.q.dtype
     exact = Steps._make(None if t is None else t.to(compute_dtype(dtype)) for t in steps)
     with no_autocast(steps.q):
-        run = step_by_step if steps.q.shape[1] <= FEW_TOKENS or transform() is not None else chunked
-        o, state = run(isolate(exact, begins, padding), state)
+        own = isolate(exact, begins, padding)
+        if torch.compiler.is_exporting():
+            o, state = recurrence_op(*own, state)
+        else:
+            o, state = (run if transform() is None else step_by_step)(own, state)
     return o.to(dtype), state
+
+
+def run(steps: Steps, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    return (step_by_step if steps.q.shape[1] <= FEW_TOKENS else chunked)(steps, state)
+
+
+@torch.library.custom_op("hypermlp::recurrence", mutates_args=())
+def recurrence_op(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, a: Tensor | None, b: Tensor | None, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """One node of an exported graph, since the loop over the chunks depends on the length. For inference."""
+    o, last = run(Steps(q, k, v, g, a, b), state)
+    return o.contiguous(), last.clone()
+
+
+@recurrence_op.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None) -> tuple[Tensor, Tensor]:
+    B, T, H, K = q.shape
+    return v.new_empty(B, T, H, v.shape[-1]), v.new_empty(B, H, K, v.shape[-1])
 
 
 def isolate(steps: Steps, begins: Tensor | None, padding: Tensor | None) -> Steps:

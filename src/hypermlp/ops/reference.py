@@ -74,7 +74,7 @@ def make_layout(B: int, T: int, S: int, spec: Spec, spans: Tensor | None, device
     start, stop, position = row_tables(B, T, S, spans, device)  # each B T
     L = spec.block_size
     if spec.aligner == "offset":
-        N = min(S, L)
+        N = torch.sym_min(S, L)
         column = torch.arange(N, device=device)
         slot = position[..., None] - (N - 1) + column  # B T N: right-aligned lags
         exists = slot >= start[..., None]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypermlp.ops import native
+from hypermlp.ops import flops, native
 from hypermlp.ops.recurrence import expand
 from hypermlp.ops.registered import gradients_with_graph, ordinary, recording, transform
 from hypermlp.ops.types import compute_dtype, no_autocast
@@ -156,11 +156,26 @@ def plain_selective_scan(
 def native_scan(
     x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, begins: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    if recording(x, delta, A, B, C, state):
+    if torch.compiler.is_exporting():
+        y, last = selective_inference_op(x, delta, A, B, C, state, begins)
+    elif recording(x, delta, A, B, C, state):
         y, last, _ = selective_op(x, delta, A, B, C, state, begins)
     else:
         y, last, _ = native.scan_forward(native.scan_inputs(x, delta, A, B, C, state, begins), marks=False)
     return y, last
+
+
+@torch.library.custom_op("hypermlp::selective_scan_inference", mutates_args=())
+def selective_inference_op(
+    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, begins: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Of an exported graph: without the marks for gradients, whose number depends on the length."""
+    return native.scan_forward(native.scan_inputs(x, delta, A, B, C, state, begins), marks=False)[:2]
+
+
+@selective_inference_op.register_fake
+def _(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(state.shape)
 
 
 @torch.library.custom_op("hypermlp::selective_scan", mutates_args=())
@@ -224,3 +239,5 @@ def _backward_selective(ctx: Any, d_y: Tensor, d_last: Tensor, d_marks: Tensor) 
 
 
 selective_op.register_autograd(_backward_selective, setup_context=_save_selective)
+
+flops.watch()

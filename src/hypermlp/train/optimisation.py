@@ -49,9 +49,28 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, decayed: Decayed 
     parameters = list(model.parameters())
     chosen: set[Any] = set(parameters)
     if decayed == "matrices":
-        embeddings = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
-        chosen = {m.weight for m in model.modules() if isinstance(m, nn.Linear)} - embeddings
+        chosen = set(linear_weights(model))
     return [
         {"params": [p for p in parameters if p in chosen], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p not in chosen], "weight_decay": 0.0},
     ]
+
+
+def matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that an optimiser for matrices, such as Muon, may take: weights of linear layers inside the model.
+
+    Not embeddings, the head (a linear layer as wide as an embedding has rows), norms, biases, convolutions, and not A, B and
+    diag of HyperGLU: they are vectors per lag, which do not act as a matrix from features to features. AdamW takes the others:
+
+        muon = matrices(model)
+        others = [p for p in model.parameters() if all(p is not q for q in muon)]
+    """
+    vocabularies = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
+    return [weight for weight in linear_weights(model) if weight.shape[0] not in vocabularies]
+
+
+def linear_weights(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of linear layers, each once, without a head tied to an embedding."""
+    embeddings = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    found = dict.fromkeys(m.weight for m in model.modules() if isinstance(m, nn.Linear))
+    return [weight for weight in found if weight not in embeddings]
