@@ -153,7 +153,7 @@ def linear_step(case: Case) -> float:
     "G.2",
     "“The overhead is lower-order” rests on r_s ≪ d_qk, d_vo. The published allocation breaks it where models are "
     "small: at width 128 with two heads d_qk = 16 = r_s, and mixing costs a HyperGLU 96 multiply-adds per slot and "
-    "head against 80 for all the rest.",
+    "head against 80 for scores and readout.",
 )
 def not_lower_order(case: Case) -> float:
     sizes = {"n_embd": 128, "n_head": 2, "qk_rank": 32, "vo_rank": 128, "op1_rank": 16, "op2_rank": 16, "block_size": 64}
