@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from helpers import perturb
+from hypermlp.analysis.capture import capture
 from hypermlp.cli.watch import run_demo
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.models.budget import TOLERANCE
@@ -18,6 +19,7 @@ from hypermlp.report.terminal import new_console
 from hypermlp.studies import demo
 from hypermlp.studies.demo import MIXERS, TASKS, demo_study, lag_kernels
 from hypermlp.studies.executors import LocalPool
+from hypermlp.tasks import TASKS as TASK_REGISTRY
 
 TINY = dataclasses.replace(
     demo_study(quick=True),
@@ -45,8 +47,10 @@ def test_the_demo_trains_all_shows_a_table_and_leaves_a_page(tmp_path: Path) -> 
         assert finding.claim.title in page
     assert "supports" not in shown + page
     assert "G-cg-q-12o HyperGLU" in shown
-    for title in ("Learning curves", "Learned lag kernels"):
+    for title in ("Learning curves", "Learned lag kernels", "What an answer reads"):
         assert f"{title}</h" in page
+    readers = {(record["mixer"], record["task"]) for record in records if "reading" in record}
+    assert readers == {(m, t) for m in demo.READERS for t in TASKS}
     assert page.count("mixing, up to") == 2 * 2 * 2 * len(TASKS)  # layers, operators, caption and label
     assert str(tmp_path / "report.html") in shown
     assert "finished before" not in shown
@@ -97,6 +101,26 @@ def test_lag_kernels_are_the_operators_by_lag() -> None:
             for to in range(8):
                 entry = R[head, 7 - lag, 7 - to] if kernel["operator"] == "R1" else R[head, 7 - to, 7 - lag]
                 assert kernel["mixing"][lag][to] == pytest.approx(float(entry), abs=1e-4)
+
+
+def test_answers_read_what_the_decomposition_says() -> None:
+    """Every row of shares sums to one, and is that of the head which adds most in the last layer."""
+    (setting,) = TINY.settings_of("selective-copying")
+    torch.manual_seed(0)
+    model = TINY.build(setting, demo.SHOWN, None, 32).double()
+    perturb(model)
+    _, _, test = TASK_REGISTRY["selective-copying"].load(setting, 0, clean=True)
+    found = demo.reading(model, setting, test.inputs[0], test.targets[0])
+    assert found["tokens"][found["answers"][0] - 1] == "copy"
+    assert [str(token) for token in test.targets[0].tolist() if token >= 0] == found["right"]
+    opened = capture(model, test.inputs[:1]).traces()[1]
+    assert opened is not None
+    sizes = [sum(float(opened.memory(t, h).output.norm()) for t in found["answers"]) for h in range(2)]
+    assert (found["layer"], found["head"]) == (2, 1 + sizes.index(max(sizes)))
+    for row, token in zip(found["shares"], found["answers"], strict=True):
+        memory = opened.memory(token, found["head"] - 1)
+        assert row[: token + 1] == pytest.approx(memory.token_shares.tolist(), abs=1e-4)
+        assert row[token + 1 :] == [0] * (len(row) - token - 1)
 
 
 def test_a_layer_without_mixing_has_no_kernels() -> None:

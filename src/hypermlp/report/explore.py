@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 from string import Template
@@ -23,7 +24,7 @@ from hypermlp.experiments.generate import open_model
 from hypermlp.models.lm import count_parameters
 from hypermlp.report.terminal import say
 from hypermlp.studies.kept import is_kept, open_kept
-from hypermlp.tasks.mad_settings import vocabulary
+from hypermlp.tasks.mad_settings import spell
 
 HERE = Path(__file__).parent / "explorer"
 GUESSES = 5  # of the next token that a page keeps
@@ -70,15 +71,10 @@ def open_task(folder: Path, example: int) -> Subject:
         raise ValueError(f"example ({example}) must be at least 0 and below the {len(kept.inputs)} test examples")
     tokens = kept.inputs[example].tolist()
     targets = [None if token == IGNORED else token for token in kept.targets[example].tolist()]
-    role = {token: role for role, range_ in vocabulary(kept.setting).items() for token in range_}
-
-    def spell(token: int) -> str:
-        name = role[token]
-        return str(token) if name in ("data", "key", "value") else {"blank": "·", "pad": "·"}.get(name, name)
-
-    special = [place for place, token in enumerate(tokens) if not spell(token).isdigit()]
+    pieces = [spell(kept.setting, token) for token in tokens]
+    special = [place for place, piece in enumerate(pieces) if not piece.isdigit()]
     name = folder.resolve().name.removeprefix(f"{kept.setting.task}-")
-    return Subject(name, kept.model, tokens, [spell(token) for token in tokens], spell, special, targets, words=True)
+    return Subject(name, kept.model, tokens, pieces, partial(spell, kept.setting), special, targets, words=True)
 
 
 def open_subject(folder: Path, text: str | None) -> Subject:
@@ -89,10 +85,10 @@ def open_subject(folder: Path, text: str | None) -> Subject:
         raise ValueError('there is no text to look at; give some, such as: hypermlp explore "def add(a, b):"')
     if len(tokens) > LONGEST:
         raise ValueError(f"the text has {len(tokens)} tokens; the page takes {LONGEST}, so give less of it")
-    spell = speller(tokenizer)
+    spelled = speller(tokenizer)
     path = folder.resolve()
     name = path.parent.name if path.name == "model" else path.name  # what a training run saves is called model
-    return Subject(name, model, tokens, [END, *map(spell, tokens[1:])], spell, [0], [*tokens[1:], None])
+    return Subject(name, model, tokens, [END, *map(spelled, tokens[1:])], spelled, [0], [*tokens[1:], None])
 
 
 def speller(tokenizer: Tokenizer) -> Callable[[int], str]:

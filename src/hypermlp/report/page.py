@@ -28,6 +28,7 @@ from hypermlp.report.document import document
 from hypermlp.report.estimates import ENOUGH, NONE, interval, signed
 from hypermlp.report.kernels import lag_kernels
 from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, plural, prose, spread, table, verdict, words
+from hypermlp.report.readings import what_answers_read
 from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study, read_studies
 from hypermlp.report.table1 import TITLES, Cell, columns, grid, legend
 
@@ -79,11 +80,12 @@ def heading(study: Study) -> str:
 
 
 def study_sections(study: Study) -> list[Section]:
-    kernels = lag_kernels(study)
+    kernels, readings = lag_kernels(study), what_answers_read(study)
     return [
         Section("Summary", summary(study)),
         Section("Table 1", table1(study)),
         Section("Learning curves", learning_curves(study)),
+        *([Section("What an answer reads", readings)] if readings else []),
         *([Section("Learned lag kernels", kernels)] if kernels else []),
         Section("Accuracy against difficulty", difficulty(study)),
         Section("Claims", claim_cards(study)),

@@ -16,14 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hypermlp.analysis.capture import capture
+from hypermlp.config import IGNORED
 from hypermlp.files import Record
 from hypermlp.mixers.hyper import HyperGLU, SequenceMixing
 from hypermlp.studies import mad
 from hypermlp.studies.mad import TaskJob, TaskStudy
 from hypermlp.studies.worker import RunContext, Work
+from hypermlp.tasks.mad_settings import Setting, spell
 
 MIXERS = ("G-cg-q-12o", "R-cg-q-12o", "S-pc", "R-cg-q", "R-12o!", "R-12!")
 SHOWN = MIXERS[0]  # whose lag kernels are kept
+READERS = (MIXERS[0], MIXERS[2])  # of which is kept what their answers read
 TASKS = ("selective-copying", "noisy-recall")
 DIGITS = 4  # of a kernel in the record
 
@@ -58,12 +62,42 @@ def demo_study(*, quick: bool = False) -> DemoStudy:
 
 
 def train(job: TaskJob, context: RunContext | None = None) -> Record:
-    """A run of a study on tasks; HyperGLU's record has its lag kernels besides."""
+    """A run of a study on tasks; HyperGLU's record has its lag kernels besides, and those of READERS what they read."""
     model, record = mad.train_model(job, context)
-    if job.mixer == SHOWN:
+    if job.mixer in READERS:
         _, _, test = mad.load_data(job.setting, job.seed, job.study.rules.validation)
-        record["lag_kernels"] = lag_kernels(model.cpu(), test.inputs)
+        if job.mixer == SHOWN:
+            record["lag_kernels"] = lag_kernels(model.cpu(), test.inputs)
+        record["reading"] = reading(model.cpu(), job.setting, test.inputs[0], test.targets[0])
     return record
+
+
+@torch.no_grad()
+def reading(model: nn.Module, setting: Setting, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
+    """What the answers to one example (T) read, in the head of the last layer that adds most there.
+
+    shares: [answer][token], the part of the head's output that each token's value makes (analysis/memory.py).
+    """
+    found = capture(model, inputs[None])
+    opened = found.traces()[-1]
+    assert opened is not None
+    answers = (targets != IGNORED).nonzero().flatten().tolist()
+    heads = [[opened.memory(token, head) for token in answers] for head in range(opened.n_head)]
+    sizes = [sum(float(memory.output.norm()) for memory in memories) for memories in heads]
+    head = sizes.index(max(sizes))
+    shares = torch.zeros(len(answers), len(inputs), dtype=torch.float64)
+    for row, memory in zip(shares, heads[head], strict=True):
+        row[memory.place] = memory.token_shares
+    guesses = found.logits[0].argmax(-1)
+    return {
+        "layer": len(found.mixers),
+        "head": head + 1,
+        "tokens": [spell(setting, token) for token in inputs.tolist()],
+        "answers": answers,
+        "right": [spell(setting, int(targets[place])) for place in answers],
+        "given": [spell(setting, int(guesses[place])) for place in answers],
+        "shares": rounded(shares),
+    }
 
 
 @torch.no_grad()

@@ -104,6 +104,17 @@ def vocabulary(setting: Setting) -> dict[str, range]:
     return {"key": range(content // 2), "value": range(content // 2, content), **roles}
 
 
+def spell(setting: Setting, token: int) -> str:
+    """A token as a reader wants to see it: content by its number, the others by their role.
+
+    >>> copying = Setting(task="selective-copying", vocab_size=8, seq_len=20, num_tokens_to_copy=5)
+    >>> [spell(copying, token) for token in (0, 5, 6, 7)]
+    ['0', '5', '·', 'copy']
+    """
+    role = next(name for name, tokens in vocabulary(setting).items() if token in tokens)
+    return str(token) if role in ("data", "key", "value") else {"blank": "·", "pad": "·"}.get(role, role)
+
+
 def chance(setting: Setting) -> float:
     """The accuracy of guessing among the tokens that can be an answer."""
     roles = vocabulary(setting)
