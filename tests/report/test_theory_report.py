@@ -113,7 +113,8 @@ def test_page_is_complete_in_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(set(reader.ids)) == len(reader.ids)
     inside = {link.removeprefix("#") for link in reader.links}
     assert all(link.startswith("#") for link in reader.links)
-    assert inside - set(reader.ids) <= {"s-I-2", "s-example-2", "s-example-3"}, "links to statements that were not run"
+    assert inside <= set(reader.ids), "links to statements that were not run"
+    assert "s-example-1" in inside
     for result in results:
         assert result.statement.says in reader.text
         assert all(item.says in reader.text for item in result.statement.printed)

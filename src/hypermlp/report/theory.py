@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -156,7 +156,7 @@ def write_page(results: Sequence[Result], shown: Sequence[Picture], out: Path) -
         f'<p class="soft">{escape(INTRODUCTION)}</p>',
         f'<p class="lead">{escape(summary(results))}</p>',
         f"<nav>{links}</nav>",
-        f'<h2 id="pictures">Pictures</h2>{gallery(shown)}',
+        f'<h2 id="pictures">Pictures</h2>{gallery(shown, {result.statement.number for result in results})}',
         f'<h2 id="results">Results</h2>{html_table(results)}<p class="note">{escape(LEGEND)}</p>',
         *(f'<h2 id="part-{name}">{escape(PARTS[name])}</h2>{"".join(map(html_card, found))}' for name, found in parts.items()),
         f'<p class="note">{escape(origin())}</p>',
@@ -172,14 +172,18 @@ def write_page(results: Sequence[Result], shown: Sequence[Picture], out: Path) -
     return out
 
 
-def gallery(shown: Sequence[Picture]) -> str:
+def gallery(shown: Sequence[Picture], known: Collection[str]) -> str:
+    """The pictures, with links to those statements that the page has."""
     intro = (
         "Each square is a plane of queries. A line is the boundary of one slot, found by root finding; the blue is darker "
         "where more slots are active. Point at a line for its slot."
     )
     figures = []
     for item in shown:
-        links = ", ".join(f'<a href="#{anchor(number)}">{escape(number)}</a>' for number in item.statements)
+        links = ", ".join(
+            f'<a href="#{anchor(number)}">{escape(number)}</a>' if number in known else escape(number)
+            for number in item.statements
+        )
         sets = f'<p class="soft">{item.partition.regions} activated sets; see {links}</p>'
         caption = f"{escape(item.partition.title)}<p>{escape(item.caption)}</p>{sets}"
         figures.append(f"<figure>{item.partition.svg()}<figcaption>{caption}</figcaption></figure>")
