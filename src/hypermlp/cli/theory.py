@@ -28,7 +28,8 @@ def theory(
     The table has the largest error over all instances and the smallest under the control, where the check must fail. With one
     statement, or a few, the sentences are printed too.
     """
-    from hypermlp.report.theory import markdown, select, show_theory
+    from hypermlp.analysis.theory import select
+    from hypermlp.report.theory import markdown, show_theory
 
     wanted = [part for text in only or [] for part in text.split(",")]
     if show:

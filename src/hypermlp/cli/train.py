@@ -14,8 +14,8 @@ from rich.text import Text
 from hypermlp import ops
 from hypermlp.experiments.configs import RunConfig, configure
 from hypermlp.experiments.cost import Cost, estimate_cost
-from hypermlp.experiments.generate import open_model, write_text
-from hypermlp.experiments.train import MODEL, Run, start
+from hypermlp.experiments.generate import MODEL, open_model, write_text
+from hypermlp.experiments.train import Run, start
 from hypermlp.report.style import save
 from hypermlp.report.terminal import say, status
 from hypermlp.report.training import curves, line, plan_table, printable, sample_panel, state_table

@@ -91,7 +91,7 @@ class HyperGLU(Mixer):
         self.k = nn.Linear(C, config.qk_rank, bias=config.bias)
         self.v = nn.Linear(C, config.vo_rank, bias=config.bias)
         self.o = nn.Linear(config.vo_rank, C, bias=config.bias)
-        self.o.NANOGPT_SCALE_INIT = 1
+        self.o.NANOGPT_SCALE_INIT = 1  # type: ignore[assignment]  # a mark, as nanoGPT-like initialisers look for
         self.conv_k = CausalConv(C, config.conv_kernel_size) if config.use_kv_conv else None
         self.conv_v = CausalConv(C, config.conv_kernel_size) if config.use_kv_conv else None
         self.gate_qk = nn.Linear(C, config.qk_rank) if config.use_qk_gate else None

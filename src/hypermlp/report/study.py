@@ -26,7 +26,7 @@ from statistics import fmean
 from typing import Any
 
 from hypermlp.experiments.configs import count
-from hypermlp.experiments.train import RUN
+from hypermlp.experiments.generate import RUN
 from hypermlp.files import Record
 from hypermlp.mixers import MIXERS
 from hypermlp.mixers.labels import ALIASES, TABLE1

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from hypermlp.config import choose_from
+from hypermlp.checks import choose_from
 from hypermlp.files import read_json, write_json
 from hypermlp.mixers import build_mixer
 from hypermlp.models.mad import build_model

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hypermlp import notice
-from hypermlp.config import choose_from
+from hypermlp.checks import choose_from
 from hypermlp.files import Record, read_json, read_json_lines, write_json, write_whole
 
 LINES, TENSORBOARD, WANDB = "metrics.jsonl", "tensorboard", "wandb"

@@ -72,5 +72,5 @@ def matrices(model: nn.Module) -> list[nn.Parameter]:
 def linear_weights(model: nn.Module) -> list[nn.Parameter]:
     """The weights of linear layers, each once, without a head tied to an embedding."""
     embeddings = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
-    found = dict.fromkeys(m.weight for m in model.modules() if isinstance(m, nn.Linear))
-    return [weight for weight in found if weight not in embeddings]
+    weights: list[Any] = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
+    return [weight for weight in dict.fromkeys(weights) if weight not in embeddings]
