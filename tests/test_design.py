@@ -1,0 +1,48 @@
+"""What docs/design.md and docs/maths.md name exists: modules, functions, and those of the C++ sources."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import hypermlp
+
+PACKAGE = Path(hypermlp.__file__).parent
+DOCS = PACKAGE.parents[1] / "docs"
+SOURCES = "\n".join(
+    path.read_text()
+    for folder in ("ops", "mixers")
+    for path in sorted((PACKAGE / folder).rglob("*"))
+    if path.suffix in (".py", ".h", ".cpp")
+) + (PACKAGE / "cache.py").read_text()
+
+
+def code_spans() -> set[str]:
+    walk = (DOCS / "design.md").read_text().split("## A tensor through the layer and back")[1].split("\n## ")[0]
+    tables = [line for line in (DOCS / "maths.md").read_text().splitlines() if line.startswith("|")]
+    return set(re.findall(r"`([^`\s]+)`", "\n".join([walk, *tables])))
+
+
+def exists(name: str) -> bool:
+    if name.endswith((".h", ".cpp", ".py")):
+        return any(PACKAGE.rglob(Path(name).name))
+    if name.startswith(("ops.", "mixers.")):
+        module, found = hypermlp.__name__, None
+        for part in name.split("."):
+            try:
+                module = f"{module}.{part}"
+                found = importlib.import_module(module)
+            except ModuleNotFoundError:
+                found = getattr(found, part, None)
+        return found is not None
+    word = re.escape(re.split(r"[(.]", name.removesuffix(")"))[-1] if "(" not in name else name.split("(")[0])
+    return re.search(rf"(def|class|struct|void|int|>) {word}\b|\b{word} = ", SOURCES) is not None
+
+
+@pytest.mark.parametrize("name", sorted(code_spans()))
+def test_what_the_documents_name_exists(name: str) -> None:
+    if re.fullmatch(r"[\w./]+(\([^)]*\))?", name) and not name.endswith("()"):
+        assert exists(name), name
