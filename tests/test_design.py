@@ -12,12 +12,15 @@ import hypermlp
 
 PACKAGE = Path(hypermlp.__file__).parent
 DOCS = PACKAGE.parents[1] / "docs"
-SOURCES = "\n".join(
-    path.read_text()
-    for folder in ("ops", "mixers")
-    for path in sorted((PACKAGE / folder).rglob("*"))
-    if path.suffix in (".py", ".h", ".cpp")
-) + (PACKAGE / "cache.py").read_text()
+SOURCES = (
+    "\n".join(
+        path.read_text()
+        for folder in ("ops", "mixers")
+        for path in sorted((PACKAGE / folder).rglob("*"))
+        if path.suffix in (".py", ".h", ".cpp")
+    )
+    + (PACKAGE / "cache.py").read_text()
+)
 
 
 def code_spans() -> set[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from helpers import assert_same, gradients, perturb, randn, run_layer
 from hypermlp.mixers import path
-from hypermlp.mixers.path import PathAttention, Turns, path_attention
+from hypermlp.mixers.path import PathAttention, PathInputs, path_attention
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it looks for a GPU
@@ -26,9 +26,9 @@ def build(dtype: torch.dtype = torch.float64, **changes: int) -> PathAttention:
     return mixer
 
 
-def token_by_token(turns: Turns) -> Tensor:
+def token_by_token(inputs: PathInputs) -> Tensor:
     """Every token turns all keys before it, adds its own, and looks at them."""
-    q, k, v, w, beta = turns
+    q, k, v, w, beta = inputs
     held, o = k[:, :0], []
     for t in range(q.shape[1]):
         along = (held * w[:, t, None]).sum(-1, keepdim=True)
@@ -49,7 +49,7 @@ def formula(mixer: PathAttention, x: Tensor) -> Tensor:
     w = directions / (directions.square().sum(-1, keepdim=True) + 1e-6).sqrt()
     beta = 2 / (1 + torch.exp(-(x @ mixer.beta.weight.T + mixer.beta.bias)))
     q, k, v = (heads(x @ linear.weight.T) for linear in (mixer.q, mixer.k, mixer.v))
-    return token_by_token(Turns(q, k, v, w, beta)).flatten(2) @ mixer.o.weight.T
+    return token_by_token(PathInputs(q, k, v, w, beta)).flatten(2) @ mixer.o.weight.T
 
 
 def run_formula(mixer: PathAttention, x: Tensor, d_y: Tensor) -> dict[str, Tensor]:
@@ -61,15 +61,15 @@ def run_formula(mixer: PathAttention, x: Tensor, d_y: Tensor) -> dict[str, Tenso
     return {"y": y.detach(), "dx": x.grad, **gradients(mixer)}
 
 
-def make_turns(T: int, dtype: torch.dtype = torch.float64, K: int = 5, V: int = 3) -> Turns:
+def make_inputs(T: int, dtype: torch.dtype = torch.float64, K: int = 5, V: int = 3) -> PathInputs:
     q, k, w = (randn(2, T, 2, K, seed=seed, dtype=dtype) for seed in range(3))
     v, beta = randn(2, T, 2, V, seed=3, dtype=dtype), 2 * torch.sigmoid(randn(2, T, 2, seed=4, dtype=dtype))
-    return Turns._make(t.requires_grad_() for t in (q, k, v, F.normalize(w, dim=-1), beta))
+    return PathInputs._make(t.requires_grad_() for t in (q, k, v, F.normalize(w, dim=-1), beta))
 
 
-def run(o: Tensor, turns: Turns) -> dict[str, Tensor]:
-    found = torch.autograd.grad(o, turns, randn(*o.shape, seed=9, dtype=o.dtype))
-    return {"o": o, **dict(zip(Turns._fields, found, strict=True))}
+def run(o: Tensor, inputs: PathInputs) -> dict[str, Tensor]:
+    found = torch.autograd.grad(o, inputs, randn(*o.shape, seed=9, dtype=o.dtype))
+    return {"o": o, **dict(zip(PathInputs._fields, found, strict=True))}
 
 
 # Values and gradients
@@ -90,15 +90,15 @@ def test_any_heads_and_values(n_head: int, value_width: int) -> None:
 @pytest.mark.parametrize("chunks", range(1, 18))
 def test_any_number_of_chunks(chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "CHUNK", 2)
-    turns = make_turns(2 * chunks - 1)
-    assert_same(run(path_attention(turns), turns), run(token_by_token(turns), turns))
+    inputs = make_inputs(2 * chunks - 1)
+    assert_same(run(path_attention(inputs), inputs), run(token_by_token(inputs), inputs))
 
 
 @pytest.mark.parametrize("T", [1, 65, 200])
 def test_agrees_with_the_public_reference(T: int) -> None:
-    turns = make_turns(T, torch.float32, K=8, V=8)
-    expected = naive_path_attn(*turns, g=torch.zeros(2, T, 2), scale=8**-0.5)
-    assert_same(run(path_attention(turns), turns), run(expected, turns), 1e-5)
+    inputs = make_inputs(T, torch.float32, K=8, V=8)
+    expected = naive_path_attn(*inputs, g=torch.zeros(2, T, 2), scale=8**-0.5)
+    assert_same(run(path_attention(inputs), inputs), run(expected, inputs), 1e-5)
 
 
 @pytest.mark.parametrize("bias", [-1000.0, -30.0, 30.0, 1000.0])
@@ -128,10 +128,10 @@ def build_like(mixer: PathAttention) -> PathAttention:
 
 
 def test_without_turns_it_is_plain_attention() -> None:
-    turns = make_turns(130)
-    q, k, v = (t.transpose(1, 2) for t in turns[:3])
+    inputs = make_inputs(130)
+    q, k, v = (t.transpose(1, 2) for t in inputs[:3])
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-    assert_same(path_attention(turns._replace(beta=torch.zeros_like(turns.beta))), expected)
+    assert_same(path_attention(inputs._replace(beta=torch.zeros_like(inputs.beta))), expected)
 
 
 # Memory

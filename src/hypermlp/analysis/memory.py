@@ -36,7 +36,7 @@ from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
 from hypermlp.mixers.differential import DifferentialAttention
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.mixers.parts import NORM_EPS
-from hypermlp.mixers.path import PathAttention, Turns
+from hypermlp.mixers.path import PathAttention, PathInputs
 from hypermlp.mixers.softmax import SoftmaxAttention
 from hypermlp.ops import Mixing
 from hypermlp.ops.types import row_tables, slot_ends
@@ -477,7 +477,7 @@ class PathTrace(SoftmaxTrace):
 
     def __init__(self, layer: PathAttention, tokens: Tokens, cache: Cache | None) -> None:
         conv_inputs = layer.w_up(layer.w_down(tokens.x))
-        made: Turns = layer.turns(tokens, conv_inputs, None if cache is None else cache.history())
+        made: PathInputs = layer.path_inputs(tokens, conv_inputs, None if cache is None else cache.history())
         slots, spans = {"k": made.k, "v": made.v}, tokens.spans
         if cache is not None:
             slots, spans = cache.append(slots, conv_inputs, tokens.counts())  # what it holds is turned up to its newest token

@@ -54,12 +54,12 @@ class PathAttention(Mixer):
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         if cache is not None:
             return self._continue(tokens, cache)
-        turns = self.turns(tokens, self.w_up(self.w_down(tokens.x)), None)
+        inputs = self.path_inputs(tokens, self.w_up(self.w_down(tokens.x)), None)
         documents = tokens.spans if tokens.packed else None
-        o = path_attention(turns) if documents is None else path_attention_packed(turns, documents)
+        o = path_attention(inputs) if documents is None else path_attention_packed(inputs, documents)
         return self.o(o.flatten(2))
 
-    def turns(self, tokens: Tokens, conv_inputs: Tensor, history: Tensor | None) -> Turns:
+    def path_inputs(self, tokens: Tokens, conv_inputs: Tensor, history: Tensor | None) -> PathInputs:
         """Queries, keys, values and reflections; conv_inputs (B T C) are what the directions are made from."""
         x, H = tokens.x, self.n_head
         exact = compute_dtype(x.dtype)
@@ -67,14 +67,14 @@ class PathAttention(Mixer):
         beta = 2 * torch.sigmoid(self.beta(x).to(exact))
         if tokens.padding is not None:
             beta = beta.masked_fill(tokens.padding[..., None], 0)
-        return Turns(heads(self.q(x), H), heads(self.k(x), H), heads(self.v(x), H), w, beta)
+        return PathInputs(heads(self.q(x), H), heads(self.k(x), H), heads(self.v(x), H), w, beta)
 
     def _continue(self, tokens: Tokens, cache: Cache) -> Tensor:
         """Each new chunk attends to the cached keys as they are, then rotates them."""
         conv_inputs = self.w_up(self.w_down(tokens.x))
-        turns, counts, o = self.turns(tokens, conv_inputs, cache.history()), tokens.counts(), []
+        inputs, counts, o = self.path_inputs(tokens, conv_inputs, cache.history()), tokens.counts(), []
         for first in range(0, max(tokens.x.shape[1], 1), CHUNK):
-            part = Turns._make(t[:, first : first + CHUNK] for t in turns)
+            part = PathInputs._make(t[:, first : first + CHUNK] for t in inputs)
             longest = max(cache.end, default=0)
             held = {name: slots[:, :longest] for name, slots in cache.slots.items()}
             read, turned, k = meet(part, held["k"], held["v"], cache.lengths.to(part.q.device))
@@ -90,7 +90,7 @@ class PathAttention(Mixer):
         return CacheSpec(slots=slots, taps=TAPS, width=self.width, rewritten=True)
 
 
-class Turns(NamedTuple):
+class PathInputs(NamedTuple):
     """What attention along a path takes."""
 
     q: Tensor  # B T H K
@@ -127,13 +127,13 @@ def walk(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Chunks:
     return Chunks(q - qw @ u, k - c.mT @ w, w, u, logits)
 
 
-def meet(turns: Turns, held_k: Tensor, held_v: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def meet(inputs: PathInputs, held_k: Tensor, held_v: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """One chunk of new tokens after `lengths` (B) held ones (B S H ·): o (B T H V), held and new keys turned to its end."""
-    S, dtype = held_k.shape[1], turns.q.dtype
+    S, dtype = held_k.shape[1], inputs.q.dtype
     exact = compute_dtype(dtype)
-    with no_autocast(turns.q):
-        q, k, v, w, old_k, old_v = (t.to(exact).transpose(1, 2) for t in (*turns[:4], held_k, held_v))  # B H T|S ·
-        chunk = walk(q, k, w, turns.beta.transpose(1, 2))
+    with no_autocast(inputs.q):
+        q, k, v, w, old_k, old_v = (t.to(exact).transpose(1, 2) for t in (*inputs[:4], held_k, held_v))  # B H T|S ·
+        chunk = walk(q, k, w, inputs.beta.transpose(1, 2))
         missing = torch.arange(S, device=q.device) >= lengths[:, None]  # B S
         before = (chunk.q @ old_k.mT).masked_fill(missing[:, None, None], float("-inf"))
         o = torch.cat([before, chunk.logits], dim=-1).softmax(-1) @ torch.cat([old_v, v], dim=2)
@@ -141,15 +141,15 @@ def meet(turns: Turns, held_k: Tensor, held_v: Tensor, lengths: Tensor) -> tuple
         return o.to(dtype).transpose(1, 2), turned.transpose(1, 2), chunk.k.transpose(1, 2)
 
 
-def path_attention(turns: Turns) -> Tensor:
+def path_attention(inputs: PathInputs) -> Tensor:
     """o (B T H V) of whole sequences."""
-    return path_op(*turns) if torch.compiler.is_exporting() else path_by_halves(turns)
+    return path_op(*inputs) if torch.compiler.is_exporting() else path_by_halves(inputs)
 
 
 @torch.library.custom_op("hypermlp::path_attention", mutates_args=())
 def path_op(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Tensor:
     """One node of an exported graph, since the halves depend on the length. For inference."""
-    return path_by_halves(Turns(q, k, v, w, beta)).clone(memory_format=torch.contiguous_format)
+    return path_by_halves(PathInputs(q, k, v, w, beta)).clone(memory_format=torch.contiguous_format)
 
 
 @path_op.register_fake
@@ -157,13 +157,13 @@ def _(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Tensor:
     return v.new_empty(v.shape)
 
 
-def path_by_halves(turns: Turns) -> Tensor:
-    B, T, H, _ = turns.q.shape
+def path_by_halves(inputs: PathInputs) -> Tensor:
+    B, T, H, _ = inputs.q.shape
     if B * T == 0:
-        return turns.v
-    dtype, C = turns.q.dtype, min(CHUNK, T)
-    with no_autocast(turns.q):
-        q, k, v, w, beta = (split(t.to(compute_dtype(dtype)), C) for t in (*turns[:4], turns.beta[..., None]))
+        return inputs.v
+    dtype, C = inputs.q.dtype, min(CHUNK, T)
+    with no_autocast(inputs.q):
+        q, k, v, w, beta = (split(t.to(compute_dtype(dtype)), C) for t in (*inputs[:4], inputs.beta[..., None]))
         chunks = walk(q, k, w, beta[..., 0])
         halves = list(meetings(chunks))
         places = tuple(half.place for half in halves)
@@ -172,15 +172,15 @@ def path_by_halves(turns: Turns) -> Tensor:
     return o.flatten(1, 2)[:, :T].unflatten(0, (B, H)).transpose(1, 2).to(dtype)
 
 
-def path_attention_packed(turns: Turns, spans: Tensor) -> Tensor:
+def path_attention_packed(inputs: PathInputs, spans: Tensor) -> Tensor:
     """path_attention of each document of `spans`, one after another."""
     if not len(spans):
-        return turns.v
+        return inputs.v
     if spans.is_meta:  # the lengths are not known, and only the shape matters
-        return path_attention(turns)
+        return path_attention(inputs)
     sizes = (spans[:, 2] - spans[:, 1]).tolist()
-    documents = zip(*(t.split(sizes, dim=1) for t in turns), strict=True)
-    return torch.cat([path_attention(Turns(*document)) for document in documents], dim=1)
+    documents = zip(*(t.split(sizes, dim=1) for t in inputs), strict=True)
+    return torch.cat([path_attention(PathInputs(*document)) for document in documents], dim=1)
 
 
 def split(x: Tensor, C: int) -> Tensor:
