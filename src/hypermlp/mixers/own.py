@@ -1,6 +1,6 @@
 """Mixers of the user's own, FILE.py:NAME or MODULE:NAME, wherever a registered name or a label may stand.
 
-NAME is a subclass of Mixer that is made with the width alone, or an Entry (mixers/__init__.py) that says more. Code is imported
+NAME is a subclass of Mixer that is made with the width alone, or an Entry (mixers/registry.py) that says more. Code is imported
 only where somebody names it in a command or a call: what a file names (a plan, a model's configuration) is looked up in the
 registry and nowhere else, so that loading runs no code.
 """

@@ -32,22 +32,24 @@ def tf32_allowed() -> bool:
 def obstacle(device: str, dtype: str, aligner: str) -> str | None:
     """Why the Triton kernels cannot compute this; None if they can."""
     if aligner != "offset":
-        return f"strips for the {aligner} layout"
+        return f"for the {aligner} layout: the Triton kernels compute the offset layout"
     if dtype not in ("bfloat16", "float16", "float32"):
-        return f"strips for {dtype}: the Triton kernels are for bfloat16, float16 and float32"
+        return f"for {dtype}: the Triton kernels are for bfloat16, float16 and float32"
     if installed() is None:
-        return f"strips: triton is not installed ({CURE})"
+        return f"triton is not installed ({CURE})"
     if interpreted():
         return None
     if device != "cuda":
-        return f"strips on {device}: the Triton kernels are for CUDA"
+        return f"on {device}: the Triton kernels are for CUDA"
+    if not torch.cuda.is_available():
+        return "on cuda: torch finds no GPU"
     if torch.version.hip is not None:
-        return "strips: the Triton kernels are for NVIDIA's GPUs"
+        return "the Triton kernels are for NVIDIA's GPUs"
     major, minor = torch.cuda.get_device_capability()
     if 10 * major + minor < OLDEST:
-        return f"strips on compute capability {major}.{minor}: the Triton kernels need 8.0"
+        return f"on compute capability {major}.{minor}: the Triton kernels need 8.0"
     if dtype == "float32" and not tf32_allowed():
-        return 'strips for float32: torch.set_float32_matmul_precision("high") would allow the Triton kernels to round to TF32'
+        return 'for float32: torch.set_float32_matmul_precision("high") would allow the Triton kernels to round to TF32'
     return None
 
 
