@@ -233,7 +233,7 @@ def test_checkpoints_of_an_earlier_version_are_told_of(tmp_path: Path, caplog: p
     (tmp_path / "checkpoints" / "0123.pt").write_bytes(b"")
     caplog.set_level(logging.INFO)
     with Folder(tmp_path):
-        assert "checkpoints of an earlier version and not read: their runs begin anew" in caplog.text
+        assert "checkpoints of an earlier version, which are not read: their runs start over" in caplog.text
 
 
 def test_a_full_disk_is_reported_and_nothing_is_lost(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_folder_takes_more_seeds_but_no_other_numbers_and_no_larger_models(tmp
     assert len(jobs(tmp_path, ["S"], seeds=2)) == 2
     with pytest.raises(ValueError, match="steps = 12, not 20"):
         jobs(tmp_path, ["S"], study=dataclasses.replace(STUDY, steps=20))
-    with pytest.raises(ValueError, match="would have to be trained anew"):
+    with pytest.raises(ValueError, match="would have to be trained again"):
         jobs(tmp_path, ["S", "G-cg-q-12o"])
 
 

@@ -394,7 +394,7 @@ def test_a_folder_keeps_to_its_plan_and_its_budget(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"epochs = 3, not 4"):
             begin(folder, ["softmax"], epochs=4)
         # HyperGLU is larger here, so softmax attention would have to grow to match it.
-        with pytest.raises(ValueError, match=r"with hyperglu the largest model .* so softmax would have to be trained anew"):
+        with pytest.raises(ValueError, match=r"with hyperglu the largest model .* so softmax would have to be trained again"):
             begin(folder, ["hyperglu"])
 
 

@@ -90,7 +90,7 @@ def test_a_loss_that_is_not_finite_stops_before_it_spoils_the_model() -> None:
     with torch.no_grad():
         training.model.norm.weight.fill_(math.inf)
     before = {name: tensor.clone() for name, tensor in weights(training.model).items()}
-    with pytest.raises(RuntimeError, match="step 1 is not finite; start anew"):
+    with pytest.raises(RuntimeError, match="step 1 is not finite; start again"):
         training.update(share(0, TRAIN, World()))
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(training.model).items())
 

@@ -1,1 +1,1 @@
-"""Synthetic tasks and text corpora."""
+"""Text corpora: sources, tokenizers, shards, batches."""

@@ -1,6 +1,6 @@
 """A tokenised corpus: two long streams of tokens, in memory or mapped from shards, and where their documents end.
 
-A shard is one file: its tokens, zeros up to a multiple of 8 bytes, and for each document the place behind its last token (its
+A shard is one file: its tokens, zeros up to a multiple of 8 bytes, and for each document the position after its last token (its
 end-of-document token) as uint64. All little endian.
 """
 
@@ -40,7 +40,7 @@ class Tokens:
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """The place behind each document."""
+        """The position after each document."""
         shifted = [ends.astype(np.int64) + start for ends, start in zip(self._ends, self.starts, strict=False)]
         return np.concatenate([np.zeros(0, np.int64), *shifted])
 
@@ -87,7 +87,7 @@ def read_corpus(source: Source | None = None, tokenizer: Tokenizer | None = None
 
 
 def open_corpus(folder: str | Path, *, verify: bool = False) -> Corpus:
-    """Map what `prepare` left in a folder.
+    """Memory-map a corpus that `prepare` wrote to a folder.
 
     The size of every shard and both its ends are checked; `verify` reads and checks everything.
     """
@@ -125,7 +125,7 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def check_shard(path: Path, shard: dict[str, Any], whole: bool) -> None:
-    """Raise, naming the file, unless the shard is as it was written."""
+    """Raise a ValueError that names the file if the shard was changed after it was written."""
     if not path.is_file():
         raise ValueError(f"the shard {path} is missing; {REMEDY}")
     size = path.stat().st_size

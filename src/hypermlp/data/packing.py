@@ -1,17 +1,17 @@
-"""From a corpus to batches of fixed contexts, a function of the step: a run that goes on at step 1000 needs to know only that.
+"""From a corpus to batches of fixed contexts, as a function of the step: a run that resumes at step 1000 needs no other state.
 
 Concatenated, a row is a window of the stream, and windows do not overlap:
 
     stream     a b c | d e f g |     `|` end of document, context = 4
     rows       a b c |    d e f g    | . . .
-    targets    b c | d    e f g |    - - - -       `-` does not count, `.` filled up
+    targets    b c | d    e f g |    - - - -       `-` does not count, `.` padding
 
 By documents, a row holds whole documents (pieces of a context, where they are longer) that mixers keep apart by cu_seqlens:
 
     rows       a b c |    d e f g    | . . .
     targets    b c | -    e f g |    - - - -
 
-An epoch gives every row once, in an order that depends on the seed and the epoch; batches run on over the ends of epochs.
+An epoch has every row once, in an order that depends on the seed and the epoch; a batch may span the end of an epoch.
 Without a seed there is one epoch, in order, for evaluation.
 """
 
@@ -77,7 +77,7 @@ class Batches:
         return -(-self.rows // self.batch)
 
     def steps(self, start: int = 0) -> Iterator[Batch]:
-        """The batches from a step on: without end where there is a seed, else to the end of the epoch."""
+        """The batches from a step on: endless with a seed, otherwise to the end of the epoch."""
         step = start
         while self.seed is not None or step < len(self):
             yield self.at(step)
@@ -100,19 +100,19 @@ class Batches:
                 begins.append(row * self.context + at)
                 at += length
             if at < self.context:
-                begins.append(row * self.context + at)  # filling is a document of its own
+                begins.append(row * self.context + at)  # padding is a document of its own
         if self.packed is None:
             return Batch(torch.from_numpy(inputs), torch.from_numpy(targets))
         bounds = torch.tensor([*begins, inputs.size], dtype=torch.int32)
         return Batch(torch.from_numpy(inputs).view(1, -1), torch.from_numpy(targets).view(1, -1), bounds)
 
     def pieces(self, number: int) -> list[tuple[int, int, bool]]:
-        """Start, length, and whether the token after it is out of reach: what lies in a row, counted over all epochs."""
+        """The pieces in a row, counted over all epochs: start, length, and whether the token after it is out of reach."""
         epoch, place = divmod(number, self.rows)
         if self.seed is not None:
             place = shuffled(place, self.rows, self.seed, epoch)
         elif epoch:
-            return []  # the last batch of the only epoch is filled up
+            return []  # the last batch of the only epoch is padded
         if self.packed is None:
             start = place * self.context
             length = min(self.context, len(self.tokens) - start)
@@ -123,7 +123,7 @@ class Batches:
 
 
 def shuffled(place: int, count: int, seed: int, epoch: int) -> int:
-    """Where a permutation of range(count) sends `place`, without laying out the permutation.
+    """Where a permutation of range(count) sends `place`, without storing the permutation.
 
     A Feistel network permutes the numbers of an even number of bits; it is followed until it leads below count again.
     """

@@ -1,7 +1,7 @@
 """Tokenise a source once, into shards that are mapped instead of read (corpus.py says what a shard is).
 
 The work is divided by the source alone, so the shards do not depend on the number of workers. A shard appears under its name
-when it is complete; after a kill the same call goes on where the last one stopped. `index.json` comes last: a folder that has
+when it is complete; after a kill the same call resumes where the last one stopped. `index.json` comes last: a folder that has
 one is complete.
 """
 
@@ -181,7 +181,7 @@ worker_tokenizer: Tokenizer  # in a worker process
 def begin_worker(values: dict[str, Any]) -> None:
     global worker_tokenizer
     worker_tokenizer = tokenizer_from_dict(values)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides: what is begun is finished
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a worker finishes what it has begun
     threading.Thread(target=die_with_parent, daemon=True).start()
 
 
@@ -269,7 +269,7 @@ class Shard:
 
 
 def settle(file: BinaryIO) -> None:
-    """Have the data on the disk before the file gets its name, lest a power cut leave a name without them."""
+    """Force the data to the disk before the file gets its name, so that a power cut cannot leave a name without data."""
     file.flush()
     os.fsync(file.fileno())
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 LONGEST = 2**24  # bytes of a part of a file of lines, and so of a document from a text file
 WHOLE = (".txt", ".py")  # files that are a document
-# Tests are no prose; the rest is not of the library, or differs between two machines with the same Python.
+# Tests are left out, and what is not part of the library or differs between machines with the same Python.
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 NOT_SOURCE = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
@@ -130,7 +130,7 @@ def files(title: str, root: Path, names: list[str], field: str, validation: floa
 
 
 def hub(source: str, field: str, validation: float) -> Source:
-    """A part for each file of the dataset, read over the network when its turn comes."""
+    """A part per file of the dataset, read over the network when it is needed."""
     name = source.removeprefix("hub:")
     count = hub_dataset(name).num_shards
     parts = [Part("hub", name, f"{source}, file {i}", i, i + 1, LONGEST, field, validation) for i in range(count)]
@@ -193,7 +193,7 @@ def read(part: Part) -> Iterator[Document]:
 
 
 def read_library(part: Part) -> Iterator[str]:
-    """Whoever packaged this Python may have left a file that cannot be read: it is passed over."""
+    """Files that cannot be read, as some distributions of Python have them, are skipped."""
     try:
         yield Path(part.path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -286,7 +286,7 @@ def hub_dataset(name: str) -> Any:
 
 
 def optional(module: str) -> Any:
-    """Import what only some users need."""
+    """Import an optional dependency."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

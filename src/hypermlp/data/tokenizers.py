@@ -23,7 +23,7 @@ BPE_SAMPLE = 2**24  # bytes of text that a BPE is trained on
 class Tokenizer(ABC):
     name: str
     vocabulary: int
-    end: int  # the token behind every document
+    end: int  # the token after every document
 
     @abstractmethod
     def encode(self, text: str) -> NDArray[np.uint32]:
@@ -31,15 +31,15 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, tokens: Sequence[int] | NDArray[Any]) -> str:
-        """The text of tokens; ends of documents leave no trace."""
+        """The text of tokens, without ends of documents."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """All there is to it, ready for JSON."""
+        """The whole tokenizer as JSON data."""
 
     @property
     def fingerprint(self) -> str:
-        """The same for two tokenizers that do the same, whatever their names."""
+        """Equal for tokenizers that do the same, whatever their names."""
         values = {key: value for key, value in self.to_dict().items() if key != "name"}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -80,7 +80,7 @@ class FileTokenizer(Tokenizer):
         library = optional("tokenizers")
         try:
             self.model = library.Tokenizer.from_str(json.dumps(file))
-        except Exception as error:  # the library raises nothing more special
+        except Exception as error:  # the library has no narrower class
             raise ValueError(f"{name} is not a tokenizer.json that the tokenizers library reads: {error}") from error
         self.model.no_truncation()
         self.model.no_padding()
@@ -105,7 +105,7 @@ class FileTokenizer(Tokenizer):
 
 
 def train_bpe(texts: Iterable[str], vocabulary: int) -> FileTokenizer:
-    """A byte-level BPE of so many tokens, learned from the texts; it can spell every text."""
+    """A byte-level BPE with this vocabulary, learned from the texts; it can encode every text."""
     least = 256 + 1
     if vocabulary < least:
         raise ValueError(f"vocabulary ({vocabulary}) must be at least {least}: all bytes and the end of document")

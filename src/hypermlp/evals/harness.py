@@ -160,7 +160,7 @@ def row(found: Mapping[str, Any], task: str, key: str, name: str | None = None) 
 
 
 def scores(result: Mapping[str, Any]) -> dict[str, float]:
-    """Benchmark → score, of those of which more is better."""
+    """Benchmark → score, for benchmarks where higher is better."""
     return {row["benchmark"]: row["score"] for row in result["rows"] if row["higher_is_better"]}
 
 
@@ -172,7 +172,7 @@ class Standing(NamedTuple):
 
 
 def summary(models: Mapping[str, Mapping[str, float]]) -> dict[str, Standing]:
-    """Name → standing, from name → scores, over the benchmarks that all models have. Equals share the mean of their ranks."""
+    """Name → standing, from name → scores, over the benchmarks that all models have. Ties share the mean of their ranks."""
     columns = [name for name in next(iter(models.values()), {}) if all(name in own for own in models.values())]
     if not columns:
         raise ValueError(f"the models ({', '.join(models) or 'none'}) have no benchmark in common; evaluate all on the same")

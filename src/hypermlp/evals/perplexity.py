@@ -1,6 +1,6 @@
 """How well a language model predicts a text: every token exactly once, each from the context it is given.
 
-A text (the whole stream, or each document) begins behind an end of document, and is read in windows of `context` tokens that
+A text (the whole stream, or each document) begins after an end of document, and is read in windows of `context` tokens that
 move by `stride`; a window counts the tokens that no window before it has counted:
 
     stream        a b c d e f |      `|` end of document, context = 4, stride = 2
@@ -33,7 +33,7 @@ class Stream(Protocol):
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """The place behind each document."""
+        """The position after each document."""
 
     def __len__(self) -> int: ...
 
@@ -43,7 +43,7 @@ class Stream(Protocol):
 class Decoder(Protocol):
     """What turned the text into tokens."""
 
-    end: int  # the token behind every document
+    end: int  # the token after every document
 
     def decode(self, tokens: NDArray[Any]) -> str: ...
 
@@ -85,7 +85,7 @@ def measure(
     batch: int = 8,
     progress: Callable[[int, int], None] | None = None,
 ) -> Perplexity:
-    """The perplexity of `text`, one stream or by documents, in batches of so many windows; the answer does not depend on them.
+    """The perplexity of `text`, one stream or by documents, in batches of windows, on which it does not depend.
 
     context: by default the model's. stride: by default the context. progress gets the tokens done and their total.
     """
@@ -99,7 +99,7 @@ def measure(
         raise ValueError("the text has no tokens; give another split, or more text")
     bounds = [0, *text.ends.tolist()] if documents else [0, len(text)]
     windows = [w for a, b in pairwise(bounds) for w in windows_of(a, b, context, stride)]
-    windows.sort(key=lambda w: -w.length)  # the most memory first, and little padding
+    windows.sort(key=lambda w: -w.length)  # largest memory first, little padding
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -128,7 +128,7 @@ def batches(windows: Sequence[Window], size: int) -> Iterator[Sequence[Window]]:
 
 
 def rows(text: Stream, windows: Sequence[Window], end: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of windows; shorter ones are filled up behind, which no model that looks back can notice."""
+    """Inputs and targets of windows; shorter ones are padded at the end, which causal models cannot see."""
     longest = max(w.length for w in windows)
     inputs = np.full((len(windows), longest), end, np.int64)
     targets = np.full_like(inputs, IGNORED)

@@ -1,4 +1,4 @@
-"""Named configurations of language models, and how single fields of them are changed: `model.mixer=softmax train.steps=100`."""
+"""Named configurations of language models, and how to change single fields of them: `model.mixer=softmax train.steps=100`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RunConfig:
 
 
 def paper(width: int, tokens: float) -> RunConfig:
-    """The language models of section 3: FineWeb-Edu, the LLaMA-2 tokenizer, half a million tokens an update."""
+    """The language models of section 3: FineWeb-Edu, the LLaMA-2 tokenizer, half a million tokens per update."""
     context, batch = 4096, 128
     update = batch * context
     return RunConfig(

@@ -103,9 +103,9 @@ class Measured:
 
 
 def measure(config: RunConfig, parameters: int) -> Measured:
-    """Time one step of the model itself; or of one turn of its mixers, if all of it would not fit or take too long.
+    """Time one step of the model, or of one period of its mixers where the whole would not fit or take too long.
 
-    On a CPU in float32, since few can compute in bfloat16 and the others only pretend to, slowly.
+    On a CPU in float32, since few CPUs compute in bfloat16 natively, and the others emulate it slowly.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     largest = LARGEST_TRIAL[device.type]
@@ -158,7 +158,7 @@ def kept_bytes(block: nn.Module, x: Tensor, autocast: bool) -> int:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
             y = block(x.requires_grad_())
-        total = sum(kept.values())  # while y keeps them, no two have one address
+        total = sum(kept.values())  # as long as y is alive, addresses are unique
         del y
     return total
 

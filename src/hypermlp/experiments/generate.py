@@ -1,4 +1,4 @@
-"""Text from a saved model or a training run, as it comes."""
+"""Text from a saved model or a training run, token by token."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A training run: data, model and training joined in a folder of its own.
 
 run.json          the configuration, the corpus, and where, when and by which command it was started
-metrics.jsonl     a line for every update
+metrics.jsonl     a line per update
 checkpoints/      the last ones
 model/            the trained model, when the run is finished
 lock              held by the process that works here
@@ -39,7 +39,7 @@ from hypermlp.train.metrics import Metrics, check_loggers, open_loggers
 from hypermlp.train.training import Pass, Step, Training
 
 CORPUS = "corpus"  # shards of a large one, in the run's folder
-IN_MEMORY = 2**26  # bytes of text up to which a corpus is tokenised anew at every start
+IN_MEMORY = 2**26  # bytes of text up to which a corpus is tokenised at every start
 # Fields that change how a run is computed, watched and kept, not what it computes.
 FREE = (
     *("micro", "parallel", "checkpointing", "save_every", "keep", "asynchronous"),
@@ -49,7 +49,7 @@ FREE = (
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is ready to go on."""
+    """A run that is ready to train."""
 
     config: RunConfig
     out: Path
@@ -166,7 +166,7 @@ def make_batches(config: RunConfig, corpus: Corpus, split: SplitName, world: Wor
 
 
 def take(out: Path, resume: bool) -> TextIO:
-    """Make the folder and lock it, until this process ends in whichever way."""
+    """Make the folder and lock it until this process ends."""
     used = out.exists() and any(path.name not in ("lock", CORPUS) for path in out.iterdir())
     if resume and not used and not (out / CORPUS).exists():
         raise ValueError(f"{out} holds no training run to resume; give its folder, or leave out --resume to start one there")
@@ -179,7 +179,7 @@ def take(out: Path, resume: bool) -> TextIO:
 
 
 def write_down(config: RunConfig, corpus: Corpus, parameters: int, out: Path) -> None:
-    """Add this start to run.json; refused if it would compute something else than those before."""
+    """Add this start to run.json; refused if it would compute something else than earlier starts."""
     described = {
         "name": corpus.name,
         "tokenizer": corpus.tokenizer.fingerprint,

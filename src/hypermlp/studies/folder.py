@@ -37,7 +37,9 @@ class Folder:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self._lock = lock(self.path)
         if any(self.checkpoints.glob("*.pt")):
-            notice.once(f"{self.checkpoints}/*.pt are checkpoints of an earlier version and not read: their runs begin anew")
+            notice.once(
+                f"{self.checkpoints}/*.pt are checkpoints of an earlier version, which are not read: their runs start over"
+            )
         with contextlib.suppress(FileNotFoundError):
             self.plan = read_json(self.path / "plan.json")["plan"]
         self.records = self._repair()

@@ -112,7 +112,7 @@ class Study(ABC):
             if changed and self.numbers().items() <= folder.plan.items():
                 raise ValueError(
                     f"with {', '.join(mixers)} the largest model{f' on {key}' if key else ''} is larger than before, so "
-                    f"{', '.join(changed)} would have to be trained anew to match it; run all of them in another folder than "
+                    f"{', '.join(changed)} would have to be trained again to match it; run all of them in another folder than "
                     f"{folder.path}"
                 )
             for seed in range(seeds):

@@ -103,7 +103,7 @@ def sample_fuzzy(setting: Setting, source: Source, count: int, test: bool) -> Sp
     targets  . . . . . . .   . . . . . .   . . . . . .   . . . .   . . . .   . . . . .   . . . .   . . 5 7
 
     The benchmark draws now and then (2-3 % at length 128) a last key that was never shown: unless `exact`, such a row is
-    drawn anew.
+    drawn again.
     """
     roles = vocabulary(setting)
     pad, k, v = roles["pad"][0], setting.k_motif, setting.v_motif

@@ -43,7 +43,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, world: World, *, keep: int = 2, files: dict[str, str] | None = None) -> None:
         self.folder, self.world, self.keep = folder, world, keep
-        self.files = files or {}  # name → content, to lie in every checkpoint
+        self.files = files or {}  # name → content, written to every checkpoint
         self.pending: Future[None] | None = None
         self.thread = ThreadPoolExecutor(1)
         if world.main:
@@ -54,7 +54,7 @@ class Checkpoints:
     def save(self, step: int, state: dict[str, Tensor], *, wait: bool = True, files: dict[str, str] | None = None) -> None:
         """Write `state`; without `wait` a copy of it, while training continues. One is written at a time.
 
-        files: name → content, to lie in this checkpoint beside those of all.
+        files: name → content, written to this checkpoint besides the common ones.
         """
         self.finish()
         files = {**self.files, **(files or {})}
@@ -65,7 +65,7 @@ class Checkpoints:
             self.pending = self.thread.submit(self._write, step, copy, files)
 
     def finish(self) -> None:
-        """Wait for what is still being written; its failure shows here."""
+        """Wait for the write under way, if any; its error is raised here."""
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.result()
@@ -75,7 +75,7 @@ class Checkpoints:
         return self.world.share(newest(self.folder) if self.world.main else None)
 
     def load(self, path: Path, state: dict[str, Tensor]) -> int:
-        """Fill `state` in place, whichever number of processes wrote it; the step it is of."""
+        """Fill `state` in place, however many processes wrote it; returns its step."""
         with single_process_is_meant():
             state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(path)), process_group=self.world.saving)
         return step_of(path)
@@ -106,7 +106,7 @@ class Checkpoints:
 
 
 class Writer(HuggingFaceStorageWriter):
-    """Each process writes its share; the first one, when all have, completes the folder and gives it its name."""
+    """Each process writes its share; when all have, the first one completes the folder and renames it."""
 
     def __init__(self, folder: Path, step: int, files: dict[str, str]) -> None:
         super().__init__(str(folder), save_distributed=True)
@@ -122,7 +122,7 @@ class Writer(HuggingFaceStorageWriter):
         sync(self.folder)
         final = self.folder.with_name(self.folder.name.removeprefix(TEMPORARY))
         if final.exists() or final.is_symlink():
-            remove(final)  # a damaged one that this run went back behind
+            remove(final)  # damaged: this run resumed from an older one
         os.rename(self.folder, final)
         sync(final.parent)
 
@@ -144,7 +144,7 @@ def export_newest(run: Path, out: Path) -> Path:
 
 
 def load_checkpoint(checkpoint: Path) -> LanguageModel:
-    """The model alone, whole in this process, whichever number of processes wrote it."""
+    """The model alone, whole in this process, however many processes wrote it."""
     model = LanguageModel(read_config(checkpoint))
     state = {f"model.{name}": tensor for name, tensor in weights(model).items()}
     with single_process_is_meant():
@@ -210,7 +210,7 @@ def sync(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """In one step, as seen from outside."""
+    """Remove a checkpoint; other processes see it disappear in one step."""
     old = path.with_name(OLD + path.name)
     os.rename(path, old)
     delete(old)

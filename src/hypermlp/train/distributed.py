@@ -1,4 +1,4 @@
-"""Several processes as one: who takes part, how they add up, how a model is spread over them.
+"""Several processes as one: which take part, how they sum numbers, how a model is spread over them.
 
 Started by torchrun, the processes meet through gloo (CPU) or NCCL (GPU); started alone, nothing of it is used. All processes
 see the same folder.
@@ -31,14 +31,14 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    saving: dist.ProcessGroup | None = None  # for checkpoints, which may be written while training talks
+    saving: dist.ProcessGroup | None = None  # for checkpoints, which may be written while training communicates
 
     @property
     def main(self) -> bool:
         return self.rank == 0
 
     def sum(self, *values: float) -> list[float]:
-        """Over all processes."""
+        """Sum over all processes."""
         if self.size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -46,7 +46,7 @@ class World:
         return total.tolist()
 
     def share(self, value: Any) -> Any:
-        """What the first process has."""
+        """The value of the first process."""
         if self.size == 1:
             return value
         box = [value]
@@ -56,7 +56,7 @@ class World:
 
 @contextmanager
 def join() -> Iterator[World]:
-    """Meet the other processes that torchrun has started, if it has."""
+    """Join the processes that torchrun has started, if any."""
     gpu = torch.cuda.is_available()
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if gpu else torch.device("cpu")
@@ -97,7 +97,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def settle(model: nn.Module) -> None:
-    """Give back what FSDP has gathered: after a forward pass that no backward pass followed, some tensors are still whole."""
+    """Reshard what FSDP has gathered: after a forward pass without a backward pass some tensors are still whole."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

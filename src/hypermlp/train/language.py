@@ -32,14 +32,14 @@ class TrainConfig:
     weight_decay: float = 0.1
     clip: float = 1.0  # largest norm of the gradient
     precision: Precision = "float32"  # of computing; weights and optimiser are float32
-    parallel: Parallel = "fsdp"  # what several processes do
+    parallel: Parallel = "fsdp"  # how several processes share the work
     checkpointing: bool = False  # recompute blocks in the backward pass: less memory, a third more work
     evaluate_every: int = 100
     evaluate_batches: int = 20  # passes of an evaluation, in each process
     sample: int = 200  # tokens of text to write at an evaluation
     save_every: int = 100
     keep: int = 2  # checkpoints
-    asynchronous: bool = False  # train on while a checkpoint is written, from a copy in memory
+    asynchronous: bool = False  # keep training while a checkpoint is written from a copy in memory
     seed: int = 0  # of weights and the order of the data
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ def train(
     sample: Callable[[LanguageModel], str] | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Iterator[Step]:
-    """Train to the last step, or until any process is `stopping`; a checkpoint is left of where that is.
+    """Train to the last step, or until any process is `stopping`; leaves a checkpoint there.
 
     batch: this process's share of the batch of the update that follows so many others.
     metrics: of the first process.

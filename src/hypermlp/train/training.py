@@ -35,7 +35,7 @@ class NotFinite(RunError):
     """An update with a loss or a gradient that is not finite; the model is as it was before."""
 
     def __init__(self, what: str, step: int) -> None:
-        super().__init__(f"{what} of step {step} is not finite; start anew with a lower train.lr or a longer train.warmup")
+        super().__init__(f"{what} of step {step} is not finite; start again with a lower train.lr or a longer train.warmup")
         self.reason = f"{what} of step {step} is not finite"
 
 
