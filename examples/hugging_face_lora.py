@@ -15,8 +15,8 @@ import torch
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from hypermlp import LanguageModel, ModelConfig
 from hypermlp.models import hf  # registers the model type with the Auto classes
-from hypermlp.models.lm import LanguageModel, ModelConfig
 
 FIRST = "the quick brown fox jumps over the lazy dog. " * 2
 SECOND = "the quick brown cat sleeps under the old table. " * 2

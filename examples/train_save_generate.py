@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from hypermlp.models.generate import generate
-from hypermlp.models.lm import LanguageModel, ModelConfig
+from hypermlp import LanguageModel, ModelConfig, generate
 from hypermlp.models.saved import load_model, save_model
 
 CONTEXT, BATCH = 64, 16

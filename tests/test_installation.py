@@ -102,6 +102,11 @@ def test_the_citation_names_the_paper() -> None:
     assert PROJECT["urls"]["Paper"] == paper["url"]
 
 
+def test_the_guide_names_every_extra() -> None:
+    guide = (ROOT / "docs" / "install.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", guide, re.M)) >= set(PROJECT["optional-dependencies"])
+
+
 def test_the_files_for_github_are_sound() -> None:
     files = [*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"]
     found = {path.name: yaml.safe_load(path.read_text()) for path in files}
