@@ -51,7 +51,7 @@ Model = Annotated[Path, typer.Option("--model", help="Folder of a saved model or
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to go on from.")],
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
     model: Model = Path("runs/tiny"),
     count: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 300,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.8,

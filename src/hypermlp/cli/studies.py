@@ -22,7 +22,7 @@ def demo(
     retry_failed: Retry = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for runs and page; goes on where it was stopped. Default: runs/demo, runs/demo-quick."),
+        typer.Option(help="Folder for runs and page; a stopped demo resumes there. Default: runs/demo, runs/demo-quick."),
     ] = None,
 ) -> None:
     """The paper's claims in minutes: train HyperGLU, HyperMLP and rivals on two MAD tasks, and see which claims hold."""

@@ -1,4 +1,4 @@
-"""Run a study and watch it: the live display, what it leaves, and how to resume it after Ctrl-C."""
+"""Run a study and watch it: the live display, what it leaves, and the verdicts on its claims."""
 
 from __future__ import annotations
 
@@ -55,8 +55,10 @@ def run_demo(console: Console, out: Path, study: DemoStudy, **options: Any) -> l
     before = {record["key"] for record in read_lines(out / "runs.jsonl")[0]}
     records = run_study(console, out, study, MIXERS, **options)
     if {record["key"] for record in records} <= before:
-        say(console, f"All runs were finished before and are in {out}; with another --out they are trained anew.")
+        say(console, f"All runs were finished before and are in {out}; another --out trains them again.")
     show_verdicts(console, out)
+    if options.get("seeds", 1) == 1:
+        say(console, "One seed cannot tell an effect from chance; the same command with --seeds 4 runs the other seeds.\n")
     say(console, f"Report: {write_report(out)}")
     return records
 

@@ -18,7 +18,7 @@ for (const table of document.querySelectorAll("table.sorts")) {
     });
   });
 }
-// A table that is wider than its place fades at the side it goes on at, and says so.
+// A table that is wider than its place fades at the side where it continues, and a hint says so.
 for (const box of document.querySelectorAll(".scroll")) {
   const hint = box.previousElementSibling?.classList.contains("hint") ? box.previousElementSibling : null;
   const look = () => {
