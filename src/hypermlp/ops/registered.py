@@ -148,7 +148,8 @@ def register(
         ctx.save_for_backward(*output, *tensors)
 
     def differentiate(ctx: Any, d_o: Tensor, *_: Tensor) -> tuple[Any, ...]:
-        made, tensors = ctx.saved_tensors[: len(outputs)], ctx.saved_tensors[len(outputs) :]
+        saved = ctx.saved_tensors  # once: under activation checkpointing a second look is refused
+        made, tensors = saved[: len(outputs)], saved[len(outputs) :]
         call = Call(Inputs(*tensors), *ctx.options)
         wanted = call.inputs.differentiable
         if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated again
