@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hypermlp.errors import RunError
+
 ARCHITECTURES = (80, 89, 90)
 TYPES = ("bfloat16", "float32")
 SHARED_LIMIT = {80: 166_912, 89: 101_376, 90: 232_448}  # bytes per block that a program may ask for
@@ -79,7 +81,7 @@ def run(
             found = [json.loads(line) for line in process.stdout]
             message = process.stderr.read()
         if process.returncode:
-            raise RuntimeError(f"compiling for sm_{case[0]} in {case[1]} failed: {message.strip()[-2000:]}")
+            raise RunError(f"compiling for sm_{case[0]} in {case[1]} failed: {message.strip()[-2000:]}")
         yield from found
 
     with ThreadPoolExecutor(workers or min(len(cases), os.cpu_count() or 1)) as pool:

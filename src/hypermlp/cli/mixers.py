@@ -18,15 +18,18 @@ def info() -> None:
 
     from hypermlp.ops import choose
     from hypermlp.ops.native import cache_folder
+    from hypermlp.ops.triton.settings import would_use
     from hypermlp.provenance import machine
 
     console = new_console()
     values = {name: "none" if value is None else str(value) for name, value in machine().items()}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     values["device"] = device
-    for dtype in ("float32", "float64"):
+    for dtype in ("float32", "bfloat16", "float64"):
         choice = choose("auto", device, dtype)
         values[f"implementation, {dtype}"] = f"{choice.impl} ({choice.reason})"
+    if device != "cuda":
+        values["on an NVIDIA GPU"] = would_use()
     values["compiled kernels in"] = str(cache_folder())
     for name, value in values.items():
         say(console, f"{name:<24} {value}")

@@ -15,6 +15,8 @@ from torch import Tensor
 from hypermlp.ops import native
 from hypermlp.ops.registered import gradients_with_graph, ordinary, recording
 
+TRITON_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def convs(
     x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None = None, history: Tensor | None = None, *, impl: str
@@ -26,17 +28,33 @@ def convs(
     """
     if impl == "dense" or not ordinary(x, wk, wv, history):
         return plain_convs(x, wk, wv, position, history)
-    use_native = impl == "native" and native.is_plain(x, wk, wv)
-    if use_native and not recording(x, wk, wv):
-        return native.convs_forward(x, wk, wv, position, history)
-    return convs_op(x, wk, wv, position, history, use_native)
+    use = kernels_for(impl, x, wk, wv)
+    if use and not recording(x, wk, wv):
+        return kernels(use).convs_forward(x, wk, wv, position, history)
+    return convs_op(x, wk, wv, position, history, use)
 
 
 def gate(x: Tensor, g: Tensor, *, impl: str) -> Tensor:
     """x ⊙ σ(g), both (B T C)."""
-    if impl == "native" and native.is_plain(x, g):
-        return gate_op(x, g) if recording(x, g) else native.gate_forward(x, g)
+    use = kernels_for(impl, x, g)
+    if use and ordinary(x, g):
+        return gate_op(x, g, use) if recording(x, g) else kernels(use).gate_forward(x, g)
     return plain_gate(x, g)
+
+
+def kernels_for(impl: str, *tensors: Tensor) -> str:
+    """Whose kernels may take these tensors as they are: "native", "triton" or nobody's, ""."""
+    if impl == "native":
+        return "native" if native.is_plain(*tensors) else ""
+    return "triton" if impl == "triton" and all(t.dtype in TRITON_TYPES for t in tensors) else ""
+
+
+def kernels(use: str) -> Any:
+    if use == "native":
+        return native
+    from hypermlp.ops.triton import pointwise  # imports triton
+
+    return pointwise
 
 
 def plain_gate(x: Tensor, g: Tensor) -> Tensor:
@@ -80,10 +98,10 @@ def plain_backward(
 
 @torch.library.custom_op("hypermlp::convs", mutates_args=())
 def convs_op(
-    x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None, use_native: bool
+    x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None, use: str
 ) -> tuple[Tensor, Tensor]:
-    if use_native:
-        return native.convs_forward(x, wk, wv, position, history)
+    if use:
+        return kernels(use).convs_forward(x, wk, wv, position, history)
     return plain_convs(x, wk, wv, position, history)
 
 
@@ -95,9 +113,9 @@ def _(x: Tensor, wk: Tensor, wv: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("hypermlp::convs_backward", mutates_args=())
 def convs_backward_op(
-    d_yk: Tensor, d_yv: Tensor, x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, use_native: bool
+    d_yk: Tensor, d_yv: Tensor, x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, use: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = native.convs_backward if use_native else plain_backward
+    found = kernels(use).convs_backward if use else plain_backward
     return found(d_yk, d_yv, x, wk, wv, position)
 
 
@@ -107,7 +125,7 @@ def _(d_yk: Tensor, d_yv: Tensor, x: Tensor, wk: Tensor, wv: Tensor, *rest: Any)
 
 
 def _save_convs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, wk, wv, position, history, ctx.use_native = inputs
+    x, wk, wv, position, history, ctx.use = inputs
     if history is not None and any(t.requires_grad for t in (x, wk, wv)):
         raise ValueError("a convolution with history is for inference; it has no gradients")
     ctx.save_for_backward(x, wk, wv, position)
@@ -118,7 +136,7 @@ def _backward_convs(ctx: Any, d_yk: Tensor, d_yv: Tensor) -> tuple[Any, ...]:
     if torch.is_grad_enabled():
         found = gradients_with_graph(functools.partial(plain_convs, position=position), (x, wk, wv), (d_yk, d_yv))
     else:
-        found = convs_backward_op(d_yk, d_yv, x, wk, wv, position, ctx.use_native)
+        found = convs_backward_op(d_yk, d_yv, x, wk, wv, position, ctx.use)
     return (*found, None, None, None)
 
 
@@ -126,35 +144,36 @@ convs_op.register_autograd(_backward_convs, setup_context=_save_convs)
 
 
 @torch.library.custom_op("hypermlp::gate", mutates_args=())
-def gate_op(x: Tensor, g: Tensor) -> Tensor:
-    return native.gate_forward(x, g)
+def gate_op(x: Tensor, g: Tensor, use: str) -> Tensor:
+    return kernels(use).gate_forward(x, g)
 
 
 @gate_op.register_fake
-def _(x: Tensor, g: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
+def _(x: Tensor, g: Tensor, use: str) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, g.dtype))
 
 
 @torch.library.custom_op("hypermlp::gate_backward", mutates_args=())
-def gate_backward_op(d_y: Tensor, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    d_x, d_g = x.new_empty(x.shape), x.new_empty(x.shape)
-    native.gate_backward(d_y, x, g, d_x, d_g)
+def gate_backward_op(d_y: Tensor, x: Tensor, g: Tensor, use: str) -> tuple[Tensor, Tensor]:
+    d_x, d_g = x.new_empty(x.shape), g.new_empty(g.shape)
+    kernels(use).gate_backward(d_y, x, g, d_x, d_g)
     return d_x, d_g
 
 
 @gate_backward_op.register_fake
-def _(d_y: Tensor, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)
+def _(d_y: Tensor, x: Tensor, g: Tensor, use: str) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), g.new_empty(g.shape)
 
 
-def _save_gate(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _save_gate(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
+    x, g, ctx.use = inputs
+    ctx.save_for_backward(x, g)
 
 
 def _backward_gate(ctx: Any, d_y: Tensor) -> Any:
     if torch.is_grad_enabled():
-        return tuple(gradients_with_graph(plain_gate, ctx.saved_tensors, (d_y,)))
-    return gate_backward_op(d_y, *ctx.saved_tensors)
+        return (*gradients_with_graph(plain_gate, ctx.saved_tensors, (d_y,)), None)
+    return (*gate_backward_op(d_y, *ctx.saved_tensors, ctx.use), None)
 
 
 gate_op.register_autograd(_backward_gate, setup_context=_save_gate)
@@ -166,8 +185,9 @@ gate_op.register_autograd(_backward_gate, setup_context=_save_gate)
 
 def gates(y: Tensor, sizes: Sequence[int], *, impl: str) -> tuple[Tensor, Tensor, Tensor]:
     """q ⊙ σ(m1), σ(s1) and σ(s2) from y (B T C) = [q | m1 | s1 | s2] with the widths `sizes`."""
-    if impl == "native" and native.is_plain(y):
-        return gates_op(y, list(sizes)) if recording(y) else gates_forward(y, sizes)
+    use = kernels_for(impl, y)
+    if use and ordinary(y):
+        return gates_op(y, list(sizes), use) if recording(y) else gates_forward(y, sizes, use)
     return plain_gates(y, sizes)
 
 
@@ -176,25 +196,31 @@ def plain_gates(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor
     return q * torch.sigmoid(m1), torch.sigmoid(s1), torch.sigmoid(s2)
 
 
-def gates_forward(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+def gates_forward(y: Tensor, sizes: Sequence[int], use: str) -> tuple[Tensor, Tensor, Tensor]:
+    if use != "native":
+        q, s1, s2 = kernels(use).gates_forward(y, sizes)
+        return q, s1, s2
     q, m1, s1, s2 = y.split(list(sizes), dim=-1)
     return native.gate_forward(q, m1), native.gate_forward(None, s1), native.gate_forward(None, s2)
 
 
 @torch.library.custom_op("hypermlp::gates", mutates_args=())
-def gates_op(y: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    return gates_forward(y, sizes)
+def gates_op(y: Tensor, sizes: list[int], use: str) -> tuple[Tensor, Tensor, Tensor]:
+    return gates_forward(y, sizes, use)
 
 
 @gates_op.register_fake
-def _(y: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def _(y: Tensor, sizes: list[int], use: str) -> tuple[Tensor, Tensor, Tensor]:
     q, _, s1, s2 = sizes
     return y.new_empty(*y.shape[:2], q), y.new_empty(*y.shape[:2], s1), y.new_empty(*y.shape[:2], s2)
 
 
 @torch.library.custom_op("hypermlp::gates_backward", mutates_args=())
-def gates_backward_op(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: list[int]) -> Tensor:
+def gates_backward_op(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: list[int], use: str) -> Tensor:
     d_y = y.new_empty(y.shape)
+    if use != "native":
+        kernels(use).gates_backward(d_q, d_s1, d_s2, y, sizes, d_y)
+        return d_y
     (q, m1, s1, s2), (to_q, to_m1, to_s1, to_s2) = y.split(sizes, dim=-1), d_y.split(sizes, dim=-1)
     native.gate_backward(d_q, q, m1, to_q, to_m1)
     native.gate_backward(d_s1, None, s1, None, to_s1)
@@ -203,19 +229,20 @@ def gates_backward_op(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes:
 
 
 @gates_backward_op.register_fake
-def _(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: list[int]) -> Tensor:
+def _(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: list[int], use: str) -> Tensor:
     return y.new_empty(y.shape)
 
 
-def _save_gates(ctx: Any, inputs: tuple[Tensor, list[int]], output: Any) -> None:
-    y, ctx.sizes = inputs
+def _save_gates(ctx: Any, inputs: tuple[Tensor, list[int], str], output: Any) -> None:
+    y, ctx.sizes, ctx.use = inputs
     ctx.save_for_backward(y)
 
 
-def _backward_gates(ctx: Any, d_q: Tensor, d_s1: Tensor, d_s2: Tensor) -> tuple[Tensor | None, None]:
+def _backward_gates(ctx: Any, d_q: Tensor, d_s1: Tensor, d_s2: Tensor) -> tuple[Tensor | None, None, None]:
     if torch.is_grad_enabled():
-        return gradients_with_graph(lambda y: plain_gates(y, ctx.sizes), ctx.saved_tensors, (d_q, d_s1, d_s2))[0], None
-    return gates_backward_op(d_q, d_s1, d_s2, *ctx.saved_tensors, ctx.sizes), None
+        found = gradients_with_graph(lambda y: plain_gates(y, ctx.sizes), ctx.saved_tensors, (d_q, d_s1, d_s2))
+        return found[0], None, None
+    return gates_backward_op(d_q, d_s1, d_s2, *ctx.saved_tensors, ctx.sizes, ctx.use), None, None
 
 
 gates_op.register_autograd(_backward_gates, setup_context=_save_gates)

@@ -53,6 +53,13 @@ def obstacle(device: str, dtype: str, aligner: str) -> str | None:
     return None
 
 
+def would_use() -> str:
+    """What a GPU would compute with, for a machine that has none."""
+    if installed() is None:
+        return f"chunked (strips: triton is not installed, {CURE})"
+    return f"triton {installed()} for bfloat16 and float16, and for float32 where TF32 is allowed; from compute capability 8.0"
+
+
 def reason(dtype: str) -> str:
     """Why they were chosen."""
     if interpreted():

@@ -34,10 +34,9 @@ def tile(kernel: str, arch: int, dtype: str) -> Tile:
     """The tile of a kernel for an architecture such as 89 and "bfloat16" or "float32" products."""
     if interpreted():
         return Tile(*INTERPRETED, kernel)
-    table = tables()
-    known = sorted(int(name) for name in table)
-    nearest = max([a for a in known if a <= arch], default=known[0])
-    return Tile(*table[str(nearest)][dtype][kernel], kernel)
+    known = [(int(name), types[dtype][kernel]) for name, types in tables().items() if kernel in types.get(dtype, {})]
+    _, sizes = max([entry for entry in known if entry[0] <= arch], default=min(known))  # the newest that is not newer than it
+    return Tile(*sizes, kernel)
 
 
 def tuned_path() -> Path:

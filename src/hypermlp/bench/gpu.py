@@ -1,0 +1,232 @@
+"""`hypermlp bench gpu` and `hypermlp bench tune`: what only a machine with a GPU can tell.
+
+Parity with the reference first; nothing is timed where it fails. Times are medians of CUDA events after warming up, the
+contestants in turns.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypermlp.bench.contestants import BASELINE, Case, build, reason_to_leave_out
+from hypermlp.config import HyperGLUConfig
+from hypermlp.errors import RunError
+from hypermlp.mixers.hyper import HyperGLU
+from hypermlp.mixers.softmax import SoftmaxAttention
+
+SHAPES = ((8, 1024, 768), (1, 4096, 768), (1, 16384, 768))
+DECODE = ((1, 4096), (8, 4096), (1, 32768))
+PARITY = ((1, 64), (17, 64), (130, 256), (257, 100))  # tokens, block_size
+BOUND = {torch.bfloat16: 1e-2, torch.float16: 1e-2}
+CANDIDATES = {
+    "forward_u": [(64, 32), (64, 64), (32, 32)],
+    "forward_y": [(64, 32), (64, 64), (32, 32)],
+    "forward_w": [(64, 32), (32, 32)],
+    "backward": [(64, 32), (32, 32)],
+}
+BACKWARD_ROWS = ("backward_dw", "backward_h", "backward_dz")  # share rows and columns
+BACKWARD_PRODUCTS = ("backward_parameters", "backward_q", "backward_k", "backward_v")  # share rows
+
+
+def need_gpu(what: str) -> None:
+    if not torch.cuda.is_available():
+        raise RunError(
+            f"{what} needs an NVIDIA GPU that torch can see (torch.cuda.is_available() is False here); "
+            "without one, `hypermlp bench kernels` compiles the kernels and predicts their cost"
+        )
+
+
+def milliseconds(task: Callable[[], object], rounds: int) -> list[float]:
+    times = []
+    for number in range(-3, rounds):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        task()
+        end.record()
+        torch.cuda.synchronize()
+        if number >= 0:
+            times.append(begin.elapsed_time(end))
+    return times
+
+
+def parity(tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Relative errors of a layer, output and gradients, against the dense implementation in float64."""
+    rows = []
+    for dtype, bound in BOUND.items():
+        for tokens, length in PARITY:
+            tell(f"parity: {tokens} tokens, block_size {length}, {dtype}")
+            torch.manual_seed(0)
+            layer = HyperGLU(HyperGLUConfig(n_embd=768, n_head=2, block_size=length)).cuda().to(dtype)
+            x = torch.randn(2, tokens, 768, device="cuda", dtype=dtype)
+            exact = HyperGLU(layer.config).cuda().double()
+            exact.load_state_dict(layer.state_dict())
+            found, expected = run_once(layer, x, "triton"), run_once(exact, x.double(), "dense")
+            errors = {
+                name: float((found[name].double() - y).norm() / y.norm().clamp(min=1e-30)) for name, y in expected.items()
+            }
+            worst = max(errors, key=lambda name: errors[name])
+            row = {"part": "parity", "dtype": str(dtype), "tokens": tokens, "block_size": length, "y": errors["y"]}
+            rows.append({**row, "worst": worst, "worst_error": errors[worst]})
+            if not errors["y"] < bound:
+                raise RunError(f"the kernels are wrong on this GPU: {row}; please report it with `hypermlp info`")
+    return rows
+
+
+def run_once(layer: HyperGLU, x: Tensor, impl: str) -> dict[str, Tensor]:
+    x = x.detach().requires_grad_()
+    y = layer(x, impl=impl)
+    grads = torch.autograd.grad(y, [x, *layer.parameters()], torch.ones_like(y))
+    return {"y": y.detach(), "dx": grads[0]} | {
+        name: g for (name, _), g in zip(layer.named_parameters(), grads[1:], strict=True)
+    }
+
+
+def layers(rounds: int, against: str | None, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Forward and training step of whole layers in bfloat16, and their peak memory."""
+    rows = []
+    for batch, time, width in SHAPES:
+        for name in (
+            "hyperglu triton",
+            "hyperglu chunked",
+            BASELINE,
+            "softmax sdpa 12 heads",
+            *(["authors"] if against else []),
+        ):
+            case = Case(name=name.replace("triton", "chunked"), batch=batch, time=time, width=width, against=against)
+            if reason_to_leave_out(case) is not None:
+                continue
+            tell(f"layer: {name}, batch {batch}, {time} tokens")
+            contestant = build(case)
+            layer = contestant.layer.cuda().to(torch.bfloat16)
+            call = partial(layer, impl=name.split()[1]) if name.startswith("hyperglu") else contestant.call
+            x = torch.randn(batch, time, width, device="cuda", dtype=torch.bfloat16)
+            rows.append({"part": "layer", "contestant": name, "shape": [batch, time, width], **timed(layer, call, x, rounds)})
+    return rows
+
+
+def timed(layer: torch.nn.Module, call: Callable[[Tensor], Tensor], x: Tensor, rounds: int) -> dict[str, float]:
+    """Milliseconds and bytes at the peak of a forward and of a training step."""
+
+    def forward() -> None:
+        with torch.no_grad():
+            call(x)
+
+    def step() -> None:
+        layer.zero_grad(set_to_none=True)
+        call(x).sum().backward()
+
+    found = {}
+    for phase, task in (("forward", forward), ("training", step)):
+        found[f"{phase}_ms"] = statistics.median(milliseconds(task, rounds))
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        task()
+        torch.cuda.synchronize()
+        found[f"{phase}_extra_bytes"] = torch.cuda.max_memory_allocated() - before
+    return found
+
+
+def decoding(rounds: int, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Milliseconds per token against a cache of some length."""
+    rows = []
+    for batch, context in DECODE:
+        makers: dict[str, Callable[[int], Any]] = {
+            "hyperglu triton": lambda length: HyperGLU(HyperGLUConfig(n_embd=768, n_head=2, block_size=length)),
+            "softmax sdpa 12 heads": lambda length: SoftmaxAttention(768, 12, use_rope=False),
+        }
+        for name, make in makers.items():
+            tell(f"decode: {name}, batch {batch}, context {context}")
+            layer = make(context).cuda().to(torch.bfloat16)
+            cache = layer.new_cache(batch, max_len=context, device="cuda", dtype=torch.bfloat16)
+            layer(torch.randn(batch, context - rounds - 8, 768, device="cuda", dtype=torch.bfloat16), cache=cache)
+            token = torch.randn(batch, 1, 768, device="cuda", dtype=torch.bfloat16)
+
+            def step(layer: Any = layer, cache: Any = cache, token: Tensor = token) -> None:
+                layer(token, cache=cache)
+
+            rows.append(
+                {
+                    "part": "decode", "contestant": name, "batch": batch, "context": context,
+                    "ms_per_token": statistics.median(milliseconds(step, rounds)), "cache_bytes": cache.nbytes,
+                }
+            )  # fmt: skip
+    return rows
+
+
+def run(
+    *,
+    rounds: int = 20,
+    against: str | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+    done: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> list[dict[str, Any]]:
+    """Parity, layers, decoding; one row per comparison."""
+    need_gpu("bench gpu")
+    rows: list[dict[str, Any]] = []
+    for part in (lambda: parity(tell), lambda: layers(rounds, against, tell), lambda: decoding(rounds, tell)):
+        for row in part():
+            rows.append(row)
+            done(row)
+    return rows
+
+
+# Tuning
+
+
+def measure_tiles(overrides: Mapping[str, Sequence[int]], phase: str, rounds: int = 10) -> float | None:
+    """Milliseconds of the operator with some tiles replaced, at batch 8 and 1024 tokens; None where they do not compile."""
+    from hypermlp.ops.triton import launch, tiles
+
+    def replaced(kernel: str, arch: int, dtype: str) -> Any:
+        return tiles.Tile(*overrides[kernel], kernel) if kernel in overrides else tiles.tile(kernel, arch, dtype)
+
+    torch.manual_seed(0)
+    layer = HyperGLU(HyperGLUConfig(n_embd=768, n_head=2, block_size=1024)).cuda().to(torch.bfloat16)
+    x = torch.randn(8, 1024, 768, device="cuda", dtype=torch.bfloat16)
+    before, launch.tile = launch.tile, replaced
+    try:
+        return timed(layer, partial(layer, impl="triton"), x, rounds)[f"{phase}_ms"]
+    except Exception as error:  # triton raises types of its own: out of shared memory, out of registers
+        if "out of resource" in str(error).lower() or "OutOfResources" in type(error).__name__:
+            return None
+        raise
+    finally:
+        launch.tile = before
+
+
+def tune(
+    measure: Callable[[Mapping[str, Sequence[int]], str], float | None] = measure_tiles,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, list[int]]:
+    """The fastest tile of each kernel, one group of kernels after another, by trying all candidates."""
+    best: dict[str, list[int]] = {}
+    for group, sizes in CANDIDATES.items():
+        phase = "training" if group == "backward" else "forward"
+        times: dict[tuple[int, ...], float] = {}
+        for M, N in sizes:
+            for warps in {M // 16, M // 8}:
+                for stages in (1, 2, 3):
+                    taken = measure(overrides_of(group, M, N, warps, stages), phase)
+                    outcome = "too large" if taken is None else f"{taken:.3f} ms"
+                    tell(f"{group} {M}×{N}, {warps} warps, {stages} stages: {outcome}")
+                    if taken is not None:
+                        times[M, N, warps, stages] = taken
+        if not times:
+            raise RunError(f"none of the tiles of {group} compiles on this GPU")
+        best |= overrides_of(group, *min(times, key=lambda tile: times[tile]))
+    return best
+
+
+def overrides_of(group: str, M: int, N: int, warps: int, stages: int) -> dict[str, list[int]]:
+    """The tiles that change together."""
+    if group == "backward":
+        rows = {name: [M, N, warps, stages] for name in BACKWARD_ROWS}
+        return rows | {name: [M, 64, M // 16, stages] for name in BACKWARD_PRODUCTS}
+    found = {group: [M, N, warps, stages]}
+    return found | ({"forward_v": [M, 64, M // 16, stages]} if group == "forward_w" else {})

@@ -1,0 +1,180 @@
+"""The layer on the Triton kernels: decoding, convolutions and gates, torch.compile, autocast, opcheck, scratch, the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import assert_same, make_layer, make_problem, randn, run_layer
+from hypermlp import ops
+from hypermlp.ops import pointwise
+from hypermlp.ops.registered import Inputs, flatten_mixing
+from hypermlp.ops.triton import blocks, gradients, launch, operator, settings, stepping
+from interpreter import patched_once, rms, run
+
+pytestmark = pytest.mark.usefixtures("poisoned", "quick")
+
+
+@pytest.fixture
+def quick() -> Iterator[None]:
+    with patched_once():
+        yield
+
+
+@pytest.mark.parametrize("options", [{}, {"attn_kind": "relu", "use_op1": False}, {"use_op2": False, "attn_norm": "none"}])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)], ids=["float32", "bfloat16"])
+def test_decoding_equals_the_full_forward(options: dict, dtype: torch.dtype, bound: float) -> None:
+    """Chunked prefill, then one token after another beyond the window; rows of different length."""
+    layer = make_layer(dtype=dtype, n_head=1, block_size=20, **options)
+    x = randn(2, 30, 16, dtype=dtype)
+    full = make_layer(n_head=1, block_size=20, **options)(x.double(), impl="dense")
+    cache = layer.new_cache(2)
+    first = layer(x[:, :9], cache=cache, impl="triton")
+    mask = torch.ones(2, 17)
+    mask[1, :5] = 0  # the second row gets fewer tokens, so spans differ
+    padded = torch.cat([x[:, 9:26][:1], torch.cat([x[1:, :5], x[1:, 9:21]], 1)])
+    second = layer(padded, cache=cache, attention_mask=mask, impl="triton")
+    steps = [layer(torch.stack([x[0, 26 + n], x[1, 21 + n]])[:, None], cache=cache, impl="triton") for n in range(3)]
+    found = torch.cat([first, second, *steps], 1)
+    assert rms(found[0], full[0, :29]) < bound
+    assert rms(torch.cat([found[1, :9], found[1, 14:]]), full[1, :24]) < bound
+
+
+def test_decode_kernels_in_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "MOST_PARTS", 2)  # so that a part is several tiles
+    spans = torch.tensor([[0, 0, 1, 3, 53], [1, 2, 3, 0, 70]])
+    problem = make_problem(3, 70, L=60, spans=spans)
+    found, expected = problem.to(torch.float32).mix("triton"), problem.mix("dense")
+    assert rms(found, expected) < 1e-6
+    assert (found[0, 1:] == 0).all()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_training_step(packed: bool) -> None:
+    """Convolutions, gates and the operator, all by Triton kernels."""
+    options: dict = {"cu_seqlens": torch.tensor([0, 7, 8, 19])} if packed else {}
+    layer, x = make_layer(dtype=torch.float32, n_head=1), randn(1, 19, 16, dtype=torch.float32)
+    found = run_layer(layer, x, torch.ones_like(x), impl="triton", **options)
+    exact = run_layer(make_layer(n_head=1), x.double(), torch.ones_like(x).double(), impl="dense", **options)
+    assert_same(found, exact, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_convolutions_and_gates(dtype: torch.dtype) -> None:
+    x, wk, wv, g = (randn(*s, seed=n, dtype=dtype) for n, s in enumerate(((2, 37, 70), (70, 4), (70, 4), (2, 37, 70))))
+    position = torch.arange(37)[None] % 9
+    history = randn(2, 3, 70, seed=9, dtype=dtype)
+    bound = 1e-6 if dtype == torch.float32 else 6e-3
+    calls = {
+        "convs": lambda impl, x, wk, wv, g: pointwise.convs(x, wk, wv, impl=impl),
+        "packed": lambda impl, x, wk, wv, g: pointwise.convs(x, wk, wv, position, impl=impl),
+        "gate": lambda impl, x, wk, wv, g: (pointwise.gate(x, g, impl=impl),),
+        "gates": lambda impl, x, wk, wv, g: pointwise.gates(x, [20, 20, 17, 13], impl=impl),
+    }
+    for name, call in calls.items():
+        results = []
+        for impl, kind in (("triton", dtype), ("dense", torch.float64)):
+            leaves = [t.detach().clone().to(kind).requires_grad_() for t in (x, wk, wv, g)]
+            made = call(impl, *leaves)
+            d_made = [randn(*y.shape, seed=50 + n, dtype=dtype).to(kind) for n, y in enumerate(made)]
+            grads = torch.autograd.grad(made, leaves, d_made, allow_unused=True)
+            results.append([*made, *(g for g in grads if g is not None)])
+        assert max(rms(a, b) for a, b in zip(*results, strict=True)) < bound, name
+    found = pointwise.convs(x, wk, wv, None, history, impl="triton")
+    for a, b in zip(
+        found, pointwise.convs(x.double(), wk.double(), wv.double(), None, history.double(), impl="dense"), strict=True
+    ):
+        assert rms(a, b) < bound
+
+
+def operator_arguments(**options: object) -> tuple[object, ...]:
+    p = make_problem(**options).to(torch.float32)
+    tensors = (p.q, p.k, p.v, *flatten_mixing(p.routing, False), *flatten_mixing(p.reading, True))
+    leaves = [None if t is None else t.detach().clone().requires_grad_() for t in tensors]
+    s = p.spec
+    return (*leaves, p.spans, s.kind, s.norm, s.aligner, s.causal, s.block_size, s.eps, None)
+
+
+@pytest.mark.parametrize("options", [{"T": 5, "L": 4}, {"T": 3, "L": 8, "kind": "relu", "op1": False}])
+def test_opcheck(options: dict) -> None:
+    assert operator.mix is not None  # registers hypermlp::triton
+    torch.library.opcheck(torch.ops.hypermlp.triton.default, operator_arguments(B=1, H=1, **options))
+
+
+def test_opcheck_companions() -> None:
+    x, wk, wv = (randn(*s, dtype=torch.float32).requires_grad_() for s in ((2, 9, 5), (5, 4), (5, 4)))
+    torch.library.opcheck(torch.ops.hypermlp.convs.default, (x, wk, wv, None, None, "triton"))
+    torch.library.opcheck(torch.ops.hypermlp.gate.default, (x, x.detach().clone().requires_grad_(), "triton"))
+    torch.library.opcheck(torch.ops.hypermlp.gates.default, (x, [1, 1, 2, 1], "triton"))
+
+
+def test_compile_and_autocast() -> None:
+    layer, x = make_layer(dtype=torch.float32, n_head=1, impl_default="triton"), randn(1, 9, 16, dtype=torch.float32)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert rms(compiled(x).detach(), layer(x).detach()) < 1e-6
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rms(layer(x).detach(), layer(x.double().float(), impl="dense").detach()) < 2e-2
+
+
+def test_the_scratch_is_bounded_and_its_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks the gradients of slots are added up in float32; the scratch is never more than was asked for, or one block."""
+    problem = make_problem(40, L=40, B=1, H=1).to(torch.float32)
+    d_o = randn(1, 40, 1, 4, seed=99, dtype=torch.float32)
+    whole = run(problem, "triton", d_o)
+    sizes = []
+    original = gradients.Scratch.__init__
+
+    def counted(self: object, call: object, cells: int) -> None:
+        original(self, call, cells)
+        sizes.append(sum(p.numel() for p in self.plane.values()) * 4)
+
+    monkeypatch.setattr(gradients.Scratch, "__init__", counted)
+    limit = 7 * 4 * (16 * (32 + 16) + 16 * (16 + 16) + 2 * blocks.MARGIN)  # two of three row blocks
+    for module in (launch, gradients):
+        monkeypatch.setattr(module, "scratch_bytes", lambda device: limit)
+    parts = run(problem, "triton", d_o)
+    assert sizes[-1] <= limit
+    for name, value in parts.items():
+        assert rms(value, whole[name]) < 5e-7, name
+
+
+@pytest.mark.parametrize("T", [1024, 8192])
+def test_the_scratch_does_not_grow_with_the_square(T: int) -> None:
+    spans = np.array([[0, 0, T, 0, T], [1, 0, T, 0, T]])
+    cells = 1 << 20
+    chunks, shared = blocks.chunk_rows(blocks.Plan(spans.tobytes(), T, 64, 32, "cpu"), cells, 64, 64)
+    assert max(c.cells for c in chunks) <= cells + 2 * blocks.MARGIN
+    assert sum(len(c.rows) for c in chunks) == 2 * T // 64
+    assert shared == (T == 8192)
+
+
+def test_parameter_gradients_have_an_order() -> None:
+    """No kernel adds atomically, so the bits do not depend on which program comes first."""
+    from pathlib import Path
+
+    for path in Path(launch.__file__).parent.glob("*.py"):
+        assert "atomic_" not in path.read_text(), path
+
+
+def test_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ops.choose("auto", "cpu").impl != "triton"
+    assert ops.choose("triton", "cpu", "float64").impl == "chunked"
+    assert ops.choose("triton", "cpu", "bfloat16", "identity").impl == "chunked"
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert "CUDA" in ops.choose("triton", "cpu", "bfloat16").reason
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 9))
+    assert ops.choose("auto", "cuda", "bfloat16") == ("triton", f"CUDA sm_89, bfloat16, triton {settings.installed()}")
+    assert "TF32" in ops.choose("auto", "cuda", "float32").reason
+    monkeypatch.setattr(settings, "tf32_allowed", lambda: True)
+    assert ops.choose("auto", "cuda", "float32").impl == "triton"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    assert "8.0" in ops.choose("auto", "cuda", "float16").reason
+    monkeypatch.setattr(settings, "installed", lambda: None)
+    assert "hypermlp[gpu]" in ops.choose("auto", "cuda", "bfloat16").reason
+
+
+def test_flat_inputs_have_the_order_of_the_schema() -> None:
+    assert Inputs._fields[:3] == ("q", "k", "v")
