@@ -39,6 +39,8 @@ SMALL = {
     "hypermlp mad show": "--count 1",
     "hypermlp mad run": STUDY,
     "hypermlp report": "",
+    "hypermlp explore": "--quick",
+    "hypermlp analyse": "--corpus my_folder --windows 2",
     "hypermlp data prepare": "--tokenizer bpe:300 --workers 1",
     "hypermlp train": TRAIN,
     "hypermlp generate": "--count 5",
@@ -50,6 +52,7 @@ SMALL = {
     "hypermlp bench profile": "--shape 1,32,32",
 }
 SUBSTITUTES = {
+    r"--mixer G-cg-q-12o --mixer S-pc": "--mixer G-cg-q-12o",
     r"(--nproc-per-node|--processes) 8": r"\1 2",
     r"train (340m-15b|1\.3b-100b|nanogpt-owt2)": r"train tiny --out runs/\1",
     r"bench layer(?!.*--shape)": "bench layer --shape 1,32,32 --only 'hyperglu native' --only 'softmax sdpa 2 heads'",

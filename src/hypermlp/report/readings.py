@@ -53,7 +53,7 @@ def line(found: dict[str, Any], i: int) -> str:
     """An answer: what was given, right or wrong, and the tokens by their shares; the answer's own place has a frame."""
     y, shares = TOP + ROW * i, found["shares"][i]
     given, wanted = found["given"][i], found["right"][i]
-    words = f"{given} ✓" if given == wanted else f"{given} ✗ {wanted}"
+    words = f"{given} ✓" if given == wanted else f"{given} ✗ ({wanted})"
     largest = max(max(map(abs, shares)), 1e-9)
     cells = [f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">{escape(words)}</text>']
     for c, share in enumerate(shares):
