@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
+from hypermlp.cli import app
 from hypermlp.cli.watch import run_study
 from hypermlp.files import read_json
 from hypermlp.report.progress import Screen, accuracies
@@ -432,3 +434,16 @@ def test_the_terminal_shows_progress_and_accuracies(tmp_path: Path) -> None:
     assert "stopping" not in shown
     console.print(screen.render(Progress(3, (record,), (running,), None, stopping=True)))
     assert "stopping, saving" in console.file.getvalue()
+
+
+def test_ctrl_c_ends_with_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the command line does it; that the engine raises is in test_engine.py."""
+
+    def stopped(*given: Any, **options: Any) -> None:
+        raise KeyboardInterrupt("3 of 4 runs are finished; the same command resumes the others")
+
+    monkeypatch.setattr(TaskStudy, "run", stopped)
+    options = ["--mixers", "S", "--tasks", "memorization", "--out", str(tmp_path), "--device", "cpu"]
+    done = CliRunner().invoke(app, ["mad", "run", *options])
+    assert done.exit_code == 130
+    assert "Stopped: 3 of 4 runs are finished; the same command resumes the others" in done.output

@@ -75,8 +75,12 @@ def watch(console: Console, out: Path, study: Callable[..., list[Record]], score
     """Show a study while it runs, and its outcome."""
     ops.announce(ops.choose())  # compiles, where that is still to be done, before the workers all want it
     screen = Screen(console, scores)
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
-        records = study(tell=lambda progress: live.update(screen.render(progress)), done=screen.done)
+    try:
+        with Live(console=console, refresh_per_second=4, transient=True) as live:
+            records = study(tell=lambda progress: live.update(screen.render(progress)), done=screen.done)
+    except KeyboardInterrupt as stop:  # here, since typer ends the program at one without a word
+        say(console, f"Stopped: {stop}")
+        raise SystemExit(130) from None
     console.print(scores(records, console.width))
     failed = [record for record in records if record["error"] is not None]
     for record in failed:
