@@ -145,7 +145,7 @@ def record_launches(arch: int, dtype: str) -> list[Launch]:
         if name not in found:
             found[name] = describe(name, kernel, grid, used, arguments, constants)
 
-    launch.start, launch.architecture = record, lambda device: arch  # type: ignore[assignment]
+    launch.start, launch.architecture = record, lambda device: arch  # type: ignore[assignment, attr-defined]
     kind = getattr(torch, dtype)
     H, L = HEADS, TOKENS
 
@@ -158,7 +158,7 @@ def record_launches(arch: int, dtype: str) -> list[Launch]:
 
     def inputs(rows: int) -> Inputs:
         q, k, v = tensor(1, rows, 2 * H, WIDTH // 16), tensor(1, L, 2 * H, WIDTH // 16), tensor(1, L, H, WIDTH // H)
-        return Inputs(q, k, v, *mixing(2 * H, rows), *mixing(H, rows), None)
+        return Inputs._make((q, k, v, *mixing(2 * H, rows), *mixing(H, rows), None))
 
     spec = Spec(kind="glu", norm="out_scale", aligner="offset", causal=True, block_size=L, eps=1e-12)
     step = inputs(L)

@@ -29,7 +29,7 @@ def bench_kernels(
     not suffice, or tensor cores do more than the algorithm needs.
     """
     from hypermlp.bench.kernels import SHARED_LIMIT, TYPES
-    from hypermlp.config import choose_from
+    from hypermlp.checks import choose_from
     from hypermlp.ops.triton.settings import CURE, installed
 
     types = [name.strip() for name in dtype.split(",")]

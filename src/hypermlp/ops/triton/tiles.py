@@ -33,10 +33,10 @@ class Tile(NamedTuple):
 def tile(kernel: str, arch: int, dtype: str) -> Tile:
     """The tile of a kernel for an architecture such as 89 and "bfloat16" or "float32" products."""
     if interpreted():
-        return Tile(*INTERPRETED, kernel)
+        return Tile._make((*INTERPRETED, kernel))
     known = [(int(name), types[dtype][kernel]) for name, types in tables().items() if kernel in types.get(dtype, {})]
     _, sizes = max([entry for entry in known if entry[0] <= arch], default=min(known))  # the newest that is not newer than it
-    return Tile(*sizes, kernel)
+    return Tile._make((*sizes, kernel))
 
 
 def tuned_path() -> Path:
