@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -18,6 +19,9 @@ from hypermlp.analysis.capture import capture
 from hypermlp.cli import app
 from hypermlp.models.lm import LanguageModel, ModelConfig
 from hypermlp.report.explore import END, Subject, build_page, open_subject, pack, show_explore, unpack
+from hypermlp.studies import demo
+from hypermlp.studies.kept import open_kept
+from hypermlp.tasks.mad_settings import spell
 
 TOKENS = [256, *TEXT.encode()]
 
@@ -114,6 +118,27 @@ def test_two_models_on_the_same_text(saved: tuple[Path, LanguageModel], tmp_path
     assert [model["name"] for model in data["models"]] == ["all-kinds", "softmax"]
     twice = read_data(show_explore(Console(), TEXT, [other, other], tmp_path / "twice.html").read_text())
     assert [model["name"] for model in twice["models"]] == ["softmax (1)", "softmax (2)"]
+
+
+def test_a_task_brings_its_models_and_an_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--task trains what is missing, once, and the page shows an example of the test set with its answers."""
+    short = dataclasses.replace(demo.demo_study(quick=True), steps=dict.fromkeys(demo.TASKS, 2), examples=64, tests=4)
+    monkeypatch.setattr(demo, "demo_study", lambda quick: short)
+    monkeypatch.chdir(tmp_path)
+    command = ["explore", "--task", "selective-copying", "--mixer", "S-pc", "--example", "2"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    kept = open_kept(tmp_path / "runs" / "explore" / "selective-copying-S-pc")
+    data = read_data((tmp_path / "explore.html").read_text(encoding="utf-8"))
+    assert data["words"]
+    assert data["tokens"] == [spell(kept.setting, token) for token in kept.inputs[2].tolist()]
+    assert [t for t in data["targets"] if t is not None] == [str(t) for t in kept.targets[2].tolist() if t >= 0]
+    assert data["models"][0]["name"] == "S-pc"
+    monkeypatch.setattr(demo, "demo_study", lambda quick: pytest.fail("the model is there"))
+    assert CliRunner().invoke(app, command).exit_code == 0
+    refused = CliRunner().invoke(app, [*command, "--model", "x"])
+    assert "leave out the text and --model" in str(refused.exception)
+    refused = CliRunner().invoke(app, [*command[:-1], "4"])
+    assert "below the 4 test examples" in str(refused.exception)
 
 
 def test_command_and_its_errors(saved: tuple[Path, LanguageModel], tmp_path: Path) -> None:
