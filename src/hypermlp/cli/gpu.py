@@ -91,11 +91,11 @@ def run_kernels(console: Console, out: Path, architectures: Sequence[int], types
     from hypermlp.report.gpu import kernel_table, markdown, predicted_markdown, predicted_table
 
     rows = record_rows(console, out / "kernels.json", kernels.run, architectures, types)
-    console.print(kernel_table(rows))
+    console.print(kernel_table(rows, console.width))
     text = markdown(rows)
     if set(architectures) == set(kernels.ARCHITECTURES) and "bfloat16" in types:
         predicted = roofline.predict(rows)
-        console.print(predicted_table(predicted))
+        console.print(predicted_table(predicted, console.width))
         record = {"provenance": provenance(), "rows": rows, "predicted": predicted, "assumptions": roofline.ASSUMPTIONS}
         write_json(out / "kernels.json", record)
         text += "\n" + predicted_markdown(predicted)

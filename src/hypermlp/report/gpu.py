@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
-from rich.table import Table
+from rich.console import Group
 
 from hypermlp.bench import kernels, roofline
+from hypermlp.report.terminal import Column, tabulate
 
 
-def kernel_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="Compiled ahead of time; nothing was run", box=box.SIMPLE_HEAD)
-    for column in (
+def kernel_table(rows: Sequence[dict[str, Any]], width: int) -> Group:
+    names = (
         "kernel",
         "type",
         "sm",
@@ -26,13 +25,14 @@ def kernel_table(rows: Sequence[dict[str, Any]]) -> Table:
         "MMA",
         "MACs",
         "needed",
-    ):
-        table.add_column(column, justify="left" if column in ("kernel", "type") else "right")
+    )
+    cells = []
     for r in rows:
         tile = f"{r['tile'][0]}×{r['tile'][1]}"
         numbers = (r["registers"], r["spill"], r["shared"], r["instructions"], r["mma"], f"{r['macs']:g}", r["analytic"])
-        table.add_row(r["kernel"], r["dtype"], str(r["arch"]), tile, str(r["warps"]), *map(str, numbers))
-    return table
+        cells.append([r["kernel"], r["dtype"], str(r["arch"]), tile, str(r["warps"]), *map(str, numbers)])
+    heads = [Column(name, left=name == "type", starts=name == "instructions") for name in names]
+    return tabulate(width, "Compiled ahead of time; nothing was run", heads, cells, keys=3)
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
@@ -86,16 +86,12 @@ def predicted_markdown(predicted: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def predicted_table(predicted: Sequence[dict[str, Any]]) -> Table:
-    table = Table(
-        title="PREDICTED milliseconds (cost model, nothing measured); paper, L40S: 39.5 forward, 119 training",
-        box=box.SIMPLE_HEAD,
-    )
-    table.add_column("what")
-    for row in predicted:
-        table.add_column(row["device"], justify="right")
+def predicted_table(predicted: Sequence[dict[str, Any]], width: int) -> Group:
+    title = "PREDICTED milliseconds (cost model, nothing measured); paper, L40S: 39.5 forward, 119 training"
+    cells = []
     for key in predicted[0]:
         if key not in ("device", "predicted"):
             names = ", ".join(name.removesuffix("_ms") for name in predicted[0][key])
-            table.add_row(f"{key} ({names})", *(", ".join(f"{v:.3g}" for v in row[key].values()) for row in predicted))
-    return table
+            cells.append([f"{key} ({names})", *(", ".join(f"{v:.3g}" for v in row[key].values()) for row in predicted)])
+    heads = [Column("what", wraps=True), *(Column(row["device"]) for row in predicted)]
+    return tabulate(width, title, heads, cells)
