@@ -27,6 +27,11 @@ CLASSES = {
     "AutoModelForSequenceClassification": "HyperForSequenceClassification",
     "AutoModelForTokenClassification": "HyperForTokenClassification",
 }
+# For models that were not trained on conversations: who speaks, and what is said, a line each.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 AUTO_MAP = {auto: f"{MODULE}.{name}" for auto, name in CLASSES.items()}
 
 
@@ -47,7 +52,7 @@ def export(net: LanguageModel, folder: Path, tokenizer: dict[str, Any] | None = 
     model = HyperForCausalLM.wrap(net)
     if tokenizer is not None:
         fast = fast_tokenizer(tokenizer)
-        fast.model_max_length = net.config.length
+        fast.model_max_length, fast.chat_template = net.config.length, CHAT_TEMPLATE
         end = fast.eos_token_id
         tokens = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
         model.config.update(tokens)

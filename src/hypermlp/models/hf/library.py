@@ -64,10 +64,14 @@ __all__ = [
 
 
 def register(config: Any, tokenizer: Any, **models: Any) -> None:
-    """Make the Auto classes know these classes; without the library, nothing."""
+    """Make the Auto classes know these classes; without the library, nothing.
+
+    Tools such as TRL and `transformers serve` look the class that config.json names up in transformers itself.
+    """
     if transformers is None:
         return
     transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
     transformers.AutoTokenizer.register(config, fast_tokenizer_class=tokenizer, exist_ok=True)
     for auto, model in models.items():
         getattr(transformers, auto).register(config, model, exist_ok=True)
+        setattr(transformers, model.__name__, model)
