@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -74,4 +76,12 @@ def register(config: Any, tokenizer: Any, **models: Any) -> None:
     transformers.AutoTokenizer.register(config, fast_tokenizer_class=tokenizer, exist_ok=True)
     for auto, model in models.items():
         getattr(transformers, auto).register(config, model, exist_ok=True)
-        setattr(transformers, model.__name__, model)
+        for view in views():
+            setattr(view, model.__name__, model)
+
+
+def views() -> list[Any]:
+    """The module transformers, which replaces itself while it is imported: every object that somebody holds by that name."""
+    holders = [vars(module).get("transformers") for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
+    found = [transformers, sys.modules["transformers"], *holders]
+    return [module for module in found if isinstance(module, ModuleType) and module.__name__ == "transformers"]
