@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from hypermlp.bench import gpu, kernels, roofline
@@ -83,3 +86,12 @@ def test_the_cost_model_and_its_tables() -> None:
     assert roofline.pairs_of(1, 64, 64, 32) == 64 * 64
     assert "| forward_u, bfloat16 | 64×32, 4 |" in markdown(rows)
     assert "39.5 and 119" in predicted_markdown(predicted)
+
+
+def test_the_document_prints_what_the_program_wrote() -> None:
+    root = Path(__file__).parents[2]
+    record = json.loads((root / "results" / "bench" / "kernels.json").read_text())
+    assert kernels.problems(record["rows"]) == []
+    text = (root / "docs" / "gpu.md").read_text()
+    assert markdown(record["rows"]) in text
+    assert predicted_markdown(record["predicted"]) in text
