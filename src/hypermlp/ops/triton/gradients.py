@@ -82,7 +82,7 @@ class Gradients:
         self.dq, self.ds1, self.ds2 = fresh(i.q), fresh(i.control1), fresh(i.control2)
         self.gs1, self.gs2 = fresh(i.control1, q.dtype), fresh(i.control2, q.dtype)
         slot_type = torch.float32 if shared else None
-        self.dk, self.dv = (fresh(x, slot_type, zeros=shared or not call.whole) for x in (i.k, i.v))
+        self.dk, self.dv = (fresh(x, slot_type, zeros=shared or not call.whole or self.T == 0) for x in (i.k, i.v))
         self.sums = [self._partial_sums(mixing) for mixing in (i[3:6], i[7:10])]
 
     def _partial_sums(self, mixing: tuple[Tensor | None, ...]) -> list[Tensor | None]:
