@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -184,20 +185,18 @@ def measure_tiles(overrides: Mapping[str, Sequence[int]], phase: str, rounds: in
     from hypermlp.ops.triton import launch, tiles
 
     def replaced(kernel: str, arch: int, dtype: str) -> Any:
-        return tiles.Tile(*overrides[kernel], kernel) if kernel in overrides else tiles.tile(kernel, arch, dtype)
+        return tiles.Tile._make((*overrides[kernel], kernel)) if kernel in overrides else tiles.tile(kernel, arch, dtype)
 
     torch.manual_seed(0)
     layer = HyperGLU(HyperGLUConfig(n_embd=768, n_head=2, block_size=1024)).cuda().to(torch.bfloat16)
     x = torch.randn(8, 1024, 768, device="cuda", dtype=torch.bfloat16)
-    before, launch.tile = launch.tile, replaced
     try:
-        return timed(layer, partial(layer, impl="triton"), x, rounds)[f"{phase}_ms"]
+        with patch.object(launch, "tile", replaced):
+            return timed(layer, partial(layer, impl="triton"), x, rounds)[f"{phase}_ms"]
     except Exception as error:  # triton raises types of its own: out of shared memory, out of registers
         if "out of resource" in str(error).lower() or "OutOfResources" in type(error).__name__:
             return None
         raise
-    finally:
-        launch.tile = before
 
 
 def tune(
