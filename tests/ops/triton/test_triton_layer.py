@@ -165,6 +165,7 @@ def test_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ops.choose("triton", "cpu", "bfloat16", "identity").impl == "chunked"
     monkeypatch.delenv("TRITON_INTERPRET")
     assert "CUDA" in ops.choose("triton", "cpu", "bfloat16").reason
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 9))
     assert ops.choose("auto", "cuda", "bfloat16") == ("triton", f"CUDA sm_89, bfloat16, triton {settings.installed()}")
     assert "TF32" in ops.choose("auto", "cuda", "float32").reason
