@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from hypermlp.bench import gpu, kernels, roofline
+from hypermlp.bench.layer import Shape
 from hypermlp.errors import RunError
 from hypermlp.report.gpu import markdown, predicted_markdown
 
@@ -95,3 +98,12 @@ def test_the_document_prints_what_the_program_wrote() -> None:
     text = (root / "docs" / "gpu.md").read_text()
     assert markdown(record["rows"]) in text
     assert predicted_markdown(record["predicted"]) in text
+
+
+def test_the_models_that_a_gpu_times_learn_on_any_device() -> None:
+    kind = gpu.MODEL._replace(shape=Shape(2, 8, 64), depth=1, vocabulary=32)
+    for name in (kind.mixer, kind.baseline):
+        net, loss, tokens = gpu.language_model(kind, name, "cpu")
+        loss(tokens).backward()
+        assert loss(tokens).item() == pytest.approx(math.log(32), rel=0.2)
+        assert all(p.dtype == torch.bfloat16 and p.grad is not None for p in net.parameters())

@@ -13,15 +13,20 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from hypermlp.bench import model
 from hypermlp.bench.contestants import BASELINE, Case, build, reason_to_leave_out
+from hypermlp.bench.layer import Shape
 from hypermlp.config import HyperGLUConfig
 from hypermlp.errors import RunError
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.mixers.softmax import SoftmaxAttention
+from hypermlp.models.lm import published_inner
 
 SHAPES = ((8, 1024, 768), (1, 4096, 768), (1, 16384, 768))
+MODEL = model.language(Shape(8, 1024, 768), depth=12, vocabulary=50304)  # GPT-2 small, as in the paper's efficiency table
 DECODE = ((1, 4096), (8, 4096), (1, 32768))
 PARITY = ((1, 64), (17, 64), (130, 256), (257, 100))  # tokens, block_size
 BOUND = {torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -133,6 +138,29 @@ def timed(layer: torch.nn.Module, call: Callable[[Tensor], Tensor], x: Tensor, r
     return found
 
 
+def models(kind: model.Kind, rounds: int, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The same of whole language models at equal width, next-token loss included."""
+    rows = []
+    for name in (kind.mixer, kind.baseline):
+        tell(f"model: {name}, {kind.depth} layers, {kind.shape}")
+        net, loss, tokens = language_model(kind, name, "cuda")
+        row = {"part": "model", "contestant": name, "shape": list(kind.shape), "depth": kind.depth}
+        rows.append({**row, "parameters": sum(p.numel() for p in net.parameters()), **timed(net, loss, tokens, rounds)})
+    return rows
+
+
+def language_model(kind: model.Kind, name: str, device: str) -> tuple[nn.Module, Callable[[Tensor], Tensor], Tensor]:
+    """A model in bfloat16, its loss as a function of a batch of tokens, and a batch."""
+    torch.manual_seed(0)
+    net = kind.build(name, None, published_inner(kind.shape.width)).to(device, torch.bfloat16)
+    tokens = torch.randint(kind.vocabulary, (kind.shape.batch, kind.shape.time + 1), device=device)
+
+    def loss(tokens: Tensor) -> Tensor:
+        return F.cross_entropy(net(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+    return net, loss, tokens
+
+
 def decoding(rounds: int, tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """Milliseconds per token against a cache of some length."""
     rows = []
@@ -167,10 +195,15 @@ def run(
     tell: Callable[[str], None] = lambda text: None,
     done: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
-    """Parity, layers, decoding; one row per comparison."""
+    """Parity, layers, models, decoding; one row per comparison."""
     need_gpu("bench gpu")
     rows: list[dict[str, Any]] = []
-    for part in (lambda: parity(tell), lambda: layers(rounds, against, tell), lambda: decoding(rounds, tell)):
+    for part in (
+        lambda: parity(tell),
+        lambda: layers(rounds, against, tell),
+        lambda: models(MODEL, rounds, tell),
+        lambda: decoding(rounds, tell),
+    ):
         for row in part():
             rows.append(row)
             done(row)

@@ -53,7 +53,7 @@ def bench_gpu(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("results/bench"),
 ) -> None:
-    """On a machine with a GPU: parity with the reference, then layers beside SDPA (FlashAttention), decoding and memory."""
+    """On a machine with a GPU: parity with the reference, then layers, GPT-2 small and decoding beside SDPA."""
     from hypermlp.bench import gpu
     from hypermlp.cli.measure import record_rows
 
