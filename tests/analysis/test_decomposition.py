@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from helpers import assert_same, make_layer, perturb, randn
 from hypermlp import HyperGLU
-from hypermlp.analysis.memory import Memory, Trace, can_trace, look, trace
+from hypermlp.analysis.memory import can_trace, look, trace
+from hypermlp.analysis.trace import Memory, Trace
 from hypermlp.mixers import MIXERS, build_mixer
 from hypermlp.mixers.labels import TABLE1
 

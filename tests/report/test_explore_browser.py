@@ -13,7 +13,7 @@ import torch
 from explored import MIXERS, TEXT, save_small
 
 from hypermlp.analysis.capture import capture
-from hypermlp.analysis.memory import Memory, Trace
+from hypermlp.analysis.trace import Memory, Trace
 from hypermlp.report.explore import build_page, open_subject
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

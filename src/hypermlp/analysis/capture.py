@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hypermlp.analysis.memory import DifferentialTrace, HyperTrace, PathTrace, Trace, can_trace, trace
+from hypermlp.analysis.memory import DifferentialTrace, HyperTrace, PathTrace, can_trace, trace
+from hypermlp.analysis.trace import Trace
 from hypermlp.mixers.base import Mixer
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.ops import Mixing

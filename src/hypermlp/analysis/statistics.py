@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.analysis.capture import capture, exact_copy
-from hypermlp.analysis.memory import HyperTrace, Rows, Trace
+from hypermlp.analysis.memory import HyperTrace
+from hypermlp.analysis.trace import Rows, Trace
 from hypermlp.ops import Mixing
 
 COUNTS = ("slots", "active", "active_plain", "on", "off", "weight", "signed")  # by lag
