@@ -87,7 +87,8 @@ def test_info_says_which_implementation_and_why() -> None:
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if "implementation" in line]
     assert "native (CPU, float32" in lines[0]
-    assert "chunked (for float64" in lines[1]
+    assert "native (CPU, bfloat16" in lines[1]
+    assert "chunked (for float64" in lines[2]
 
 
 def test_bench_layer_measures_checks_and_records(tmp_path: Path) -> None:

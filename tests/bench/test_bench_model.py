@@ -80,6 +80,6 @@ def test_the_table_of_models() -> None:
         made_up("language", "softmax", [1, 1024, 512], 0.625, 1.0),
     ]
     assert model_markdown(rows).splitlines()[2:] == [
-        "| mad, 128 × 128 × 128, 2 layers | 123,456 | 123,456 | 2 | 21,845 | 32,768 | 1.50 × the time | ≤ 1.6 |",
-        "| language, 1 × 1024 × 512, 2 layers | 123,456 | 123,456 | 2 | 2,048 | 1,638 | 1.25 × the tokens/s | ≥ 0.95 |",
+        "| mad, 128 × 128 × 128, 2 layers | 123,456 | 123,456 | 2 | 21,845 | 32,768 | 1.50 |",
+        "| language, 1 × 1024 × 512, 2 layers | 123,456 | 123,456 | 2 | 2,048 | 1,638 | 0.80 |",
     ]

@@ -128,7 +128,9 @@ class SoftmaxAttention(Mixer):
 def attend(q: Tensor, k: Tensor, v: Tensor, spans: Tensor | None = None) -> Tensor:
     """softmax(q kᵀ / √K) v over the slots up to each row's own: q (B T H K), k (B S H K), v (B S H V) to o (B T H V)."""
     T, S, K, V = q.shape[1], k.shape[1], k.shape[-1], v.shape[-1]
-    whole = bool(T == S)  # nothing came before; the lengths are not compared with numbers, so that exported ones stay free
+    whole = False  # a branch, not a comparison's value: traced lengths would give a symbol, which the fused kernels refuse
+    if T == S:  # nothing came before; the lengths are not compared with numbers, so that exported ones stay free
+        whole = True
     visible = visible_slots(q, S, spans)[:, None] if spans is not None or (not whole and T > 1) else None
     # The fused kernels take one width alone. Zeros change nothing, and without the kernel there would be a T × S matrix.
     q, k, v = (F.pad(t, (0, max(K, V) - t.shape[-1])) if K != V else t for t in (q, k, v))
