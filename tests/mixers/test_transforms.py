@@ -70,6 +70,16 @@ def test_every_mixer_trains_compiled(name: str) -> None:
     assert_same({key.removeprefix("_orig_mod."): value for key, value in found.items()}, expected, 1e-5)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("name", ["hyperglu", "softmax"])
+def test_one_graph_serves_all_lengths(name: str) -> None:
+    mixer = build_mixer(name, 16, 24)
+    compiled = torch.compile(mixer, backend="eager", fullgraph=True, dynamic=True)
+    for length in (8, 11):
+        x = randn(2, length, 16, seed=length, dtype=torch.float32)
+        assert_same(compiled(x), mixer(x))
+
+
 def test_vmap_over_the_batch() -> None:
     layer, x = make_layer(), randn(3, T, 16)
     found = torch.func.vmap(lambda row: layer(row[None], impl="dense")[0])(x)
