@@ -11,7 +11,7 @@ import pytest
 import hypermlp
 
 PACKAGE = Path(hypermlp.__file__).parent
-DOCS = PACKAGE.parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs"
 SOURCES = (
     "\n".join(
         path.read_text()
