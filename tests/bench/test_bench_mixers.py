@@ -15,7 +15,7 @@ from helpers import OWN_MIXER
 from hypermlp.bench import memory
 from hypermlp.bench.contestants import BASELINE, Case, build, matched
 from hypermlp.cli import app
-from hypermlp.mixers import MIXERS, Entry, SoftmaxAttention
+from hypermlp.mixers import DISTINCT, MIXERS, Entry, SoftmaxAttention
 from hypermlp.mixers.labels import TABLE1
 from hypermlp.report.bench_pictures import LOOKS, growth, mixers_picture
 from hypermlp.report.bench_tables import mixers_markdown
@@ -32,7 +32,7 @@ def test_every_mixer_is_checked_timed_and_recorded(tmp_path: Path) -> None:
     done = bench_layer("--mixers", "all", *TINY, "--out", str(tmp_path))
     assert done.exception is None, done.output
     rows = json.loads((tmp_path / "mixers.json").read_text())["rows"]
-    assert [row["contestant"] for row in rows] == ["softmax sdpa 2 heads", *TABLE1, *MIXERS]
+    assert [row["contestant"] for row in rows] == ["softmax sdpa 2 heads", *TABLE1, *DISTINCT]
     for row in rows:
         assert row["forward_1t"]["seconds"] > 0
         assert row["training_1t"]["ratio"]["median"] > 0
@@ -58,7 +58,7 @@ def test_a_mixer_of_ones_own_takes_part_and_results_are_kept(tmp_path: Path) -> 
 
 
 def test_a_shape_wide_enough_gives_equal_parameters() -> None:
-    for name in MIXERS:
+    for name in DISTINCT:
         case = matched(Case(name=name, batch=1, time=128, width=256))
         assert case.note == "", name
         assert abs(build(case).parameters / (4 * 256**2) - 1) <= 0.01, name

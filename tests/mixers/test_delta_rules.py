@@ -50,7 +50,7 @@ def gated_deltanet(m: GatedDeltaNet, x: Tensor) -> Tensor:
 
 def delta_rule(m: Any, x: Tensor, g: Tensor, key_width: int) -> Tensor:
     """Normalised readouts (T V) of S ← e^g S, S ← S + β k (v − Sᵀ k)ᵀ."""
-    mixed, beta = convolved(m.qkv(x), m.conv.weight), torch.sigmoid(m.beta(x))
+    mixed, beta = convolved(m.qkv(x), m.conv.weight), (2 if m.negative else 1) * torch.sigmoid(m.beta(x))
     q, k, v = mixed[:, :key_width], mixed[:, key_width : 2 * key_width], mixed[:, 2 * key_width :]
     outputs = []
     for h in range(H):
@@ -75,6 +75,7 @@ def rwkv7(m: RWKV7, x: Tensor) -> Tensor:
     a = torch.sigmoid(xa @ m.a[0].weight.T @ m.a[1].weight.T + m.a[1].bias)
     gate = torch.sigmoid(xg @ m.g[0].weight.T) @ m.g[2].weight.T
     kappa, k = k * m.remove_scale, k * (1 + (a - 1) * m.write_scale)
+    a = a * (1 + w.exp()) if m.negative else a
     outputs = []
     for h in range(H):
         R, W, K, V, A, removed = (t.chunk(H, dim=1)[h] for t in (r, w, k, v, a, kappa))
@@ -95,9 +96,9 @@ EQUATIONS: dict[str, Callable[..., Tensor]] = {"deltanet": deltanet, "gated_delt
 
 
 @each_mixer
-@pytest.mark.parametrize("value_width", [None, 2, 22])
-def test_layers_follow_their_equations(name: str, value_width: int | None) -> None:
-    mixer = perturb(MIXERS[name](WIDTH, H, value_width=value_width).double())
+@pytest.mark.parametrize("value_width, negative", [(None, False), (2, False), (22, False), (None, True)])
+def test_layers_follow_their_equations(name: str, value_width: int | None, negative: bool) -> None:
+    mixer = perturb(MIXERS[name](WIDTH, H, value_width=value_width, negative=negative).double())
     x, d_y = randn(1, T, WIDTH), randn(1, T, WIDTH, seed=1)
     found = run_layer(mixer, x, d_y)
     mixer.zero_grad()
@@ -105,6 +106,30 @@ def test_layers_follow_their_equations(name: str, value_width: int | None) -> No
     y = EQUATIONS[name](mixer, x[0])[None]
     y.backward(d_y)
     assert_same(found, {"y": y.detach(), "dx": x.grad, **gradients(mixer)})
+
+
+@each_mixer
+def test_transitions_with_negative_eigenvalues_reach_minus_one_and_never_expand(name: str) -> None:
+    """S_t = A S_{t−1} + …: the eigenvalues of A, from a state that held the identity."""
+    K, lowest = 6 if name == "gated_deltanet" else 8, {}
+    for negative in (False, True):
+        mixer = perturb(MIXERS[name](8, 1, value_width=K, negative=negative).double())
+        found = []
+        for seed in range(20):
+            x = 20 * randn(1, 1, 8, seed=seed)
+            ends = []
+            for S in (torch.eye(K, dtype=x.dtype), torch.zeros(K, K, dtype=x.dtype)):
+                cache = mixer.new_cache(1)
+                cache.states["S"].copy_(S)
+                mixer(x, cache=cache)
+                ends.append(cache.states["S"][0, 0])
+            found.append(torch.linalg.eigvals(ends[0] - ends[1]))
+        values = torch.cat(found)
+        assert (values.imag.abs() < 1e-6).all()
+        assert (values.real.abs() < 1 + 1e-6).all()
+        lowest[negative] = values.real.min()
+    assert lowest[False] > -0.46, "RWKV-7's least decay is e^(−e^(−1/2)) = 0.545, and α is below 1"
+    assert lowest[True] < -0.6
 
 
 @each_mixer

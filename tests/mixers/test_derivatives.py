@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from helpers import assert_same, make_layer, over, perturb, randn
-from hypermlp.mixers import MIXERS, build_mixer
+from hypermlp.mixers import DISTINCT, build_mixer
 from hypermlp.mixers.base import Mixer
 
 # Forward mode loads parts of torch that still use torch.jit.script.
@@ -99,7 +99,7 @@ def gradient(mixer: Mixer, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("length", [6, 70])
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_every_mixer_has_forward_mode_and_second_derivatives(name: str, length: int) -> None:
     """They equal difference quotients of the values and of the gradients of training."""
     mixer = build_mixer(name, 16, 80).double()

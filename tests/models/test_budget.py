@@ -9,13 +9,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from hypermlp.mixers import MIXERS, build_mixer
+from hypermlp.mixers import DISTINCT, MIXERS, build_mixer
 from hypermlp.mixers.labels import TABLE1
 from hypermlp.models.budget import TOLERANCE, Matched, match, match_models, size_of
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters
 from hypermlp.report.budget import feed_forward, show_budget, show_explanation, show_mixers
 
-NAMES = [*sorted(MIXERS), *TABLE1]
+NAMES = [*sorted(DISTINCT), *TABLE1]
 WIDTHS = (128, 256, 512, 768)
 MIXING = ("hyperglu", "hypermlp", "R-cg-q-12o", "G-pcg-q-12o", "G-cg-q-1o")
 ADJUSTABLE = [name for name in TABLE1 if not size_of(name)[2]]
@@ -33,7 +33,7 @@ def within(count: int, target: int) -> bool:
 @pytest.mark.parametrize(
     "name, width, length",
     [
-        *((name, width, 128) for name in (*sorted(MIXERS), "S-g-q", "G-cg-q") for width in WIDTHS),
+        *((name, width, 128) for name in (*sorted(DISTINCT), "S-g-q", "G-cg-q") for width in WIDTHS),
         *((name, width, length) for name in MIXING for width in WIDTHS for length in (512, 1024, 4096)),
     ],
 )
@@ -63,7 +63,7 @@ def test_every_label_that_pays_meets_the_budget_of_the_papers_model(name: str) -
     assert 128 <= found.size <= 256, "the paper: d/4 to d/8, more where less is added"
 
 
-@pytest.mark.parametrize("name", [*sorted(MIXERS), *ADJUSTABLE])
+@pytest.mark.parametrize("name", [*sorted(DISTINCT), *ADJUSTABLE])
 def test_parameters_grow_with_the_size(name: str) -> None:
     step = size_of(name)[1]
     counts = [count(name, 64, 32, n * step) for n in range(1, 9)]

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from helpers import assert_same
 from hypermlp.data.tokenizers import ByteTokenizer, Tokenizer, find_tokenizer, train_bpe
-from hypermlp.mixers import MIXERS
+from hypermlp.mixers import DISTINCT
 from hypermlp.models.generate import generate
 from hypermlp.models.hf import HyperConfig, HyperForCausalLM, HyperForSequenceClassification, export, fast_tokenizer
 from hypermlp.models.lm import LanguageModel, ModelConfig
@@ -40,7 +40,7 @@ def test_folders_are_read_in_both_directions(changes: dict[str, object], tmp_pat
     assert ("head.weight" in theirs) is not net.config.tied
 
 
-@pytest.mark.parametrize("name", sorted(MIXERS))
+@pytest.mark.parametrize("name", sorted(DISTINCT))
 def test_every_mixer_is_loaded_whole_and_writes_what_it_would(name: str, tmp_path: Path) -> None:
     net, prompt = native(name), some_tokens(2, 5)
     save_model(net, tmp_path)

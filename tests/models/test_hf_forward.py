@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DataCollatorWithFlattening
 
 from helpers import assert_same, gradients
-from hypermlp.mixers import MIXERS
+from hypermlp.mixers import DISTINCT
 from hypermlp.models.hf import HyperConfig, HyperForCausalLM
 
 STYLES = pytest.mark.parametrize("style", ["llama", "gpt2"])
@@ -94,7 +94,7 @@ def packed(sizes: list[int]) -> tuple[Tensor, list[Tensor]]:
 
 
 @STYLES
-@pytest.mark.parametrize("name", sorted(MIXERS))
+@pytest.mark.parametrize("name", sorted(DISTINCT))
 def test_documents_are_read_as_if_alone(name: str, style: str) -> None:
     net, model = pair(mixer=name, style=style, length=60)
     positions, documents = packed([5, 1, 7, 3])

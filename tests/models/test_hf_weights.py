@@ -12,7 +12,7 @@ from hf_small import native, some_tokens, write
 from torch import nn
 
 from helpers import assert_same
-from hypermlp.mixers import MIXERS, build_mixer
+from hypermlp.mixers import DISTINCT, build_mixer
 from hypermlp.models.hf import HyperForCausalLM
 
 
@@ -46,7 +46,7 @@ def test_quantised_weights_compute_what_their_values_say(mixer: str, bits: int) 
     assert write(model, prompt, 20) == write(model, prompt, 20, use_cache=False)
 
 
-@pytest.mark.parametrize("name", [*sorted(MIXERS), "S-c"])
+@pytest.mark.parametrize("name", [*sorted(DISTINCT), "S-c"])
 def test_offloaded_weights_are_brought_where_they_are_read(name: str, tmp_path: Path) -> None:
     import accelerate
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helpers import assert_same, perturb
-from hypermlp.mixers import MIXERS
+from hypermlp.mixers import DISTINCT
 from hypermlp.models.generate import generate
 from hypermlp.models.lm import LanguageModel, ModelCache, ModelConfig, count_parameters, match_inner_width
 from hypermlp.train.optimisation import Schedule
@@ -15,7 +15,7 @@ from hypermlp.train.training import Recipe, Training
 
 VOCABULARY, WIDTH, LENGTH = 11, 16, 12
 HYBRID = ("hyperglu", "softmax")
-each_mixer = pytest.mark.parametrize("name", sorted(MIXERS))
+each_mixer = pytest.mark.parametrize("name", sorted(DISTINCT))
 each_model = pytest.mark.parametrize(
     "changes",
     [{}, {"mixer": HYBRID}, {"style": "gpt2", "length": 40}, {"tied": False, "mixer": "hypermlp"}],
@@ -97,7 +97,7 @@ def test_a_models_cache_is_handled_as_one(changes: dict[str, object]) -> None:
 
 
 def test_a_hybrid_that_cannot_go_back_changes_nothing_when_cropped() -> None:
-    one_way = next(name for name in sorted(MIXERS) if model(name).new_cache(1).one_way)
+    one_way = next(name for name in sorted(DISTINCT) if model(name).new_cache(1).one_way)
     net, tokens, more = exact(mixer=("softmax", one_way)), some_tokens(1, 9), some_tokens(1, 3, seed=1)
     cache = net.new_cache(1)
     net(tokens, cache=cache)

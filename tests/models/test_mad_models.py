@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hypermlp.mixers import MIXERS, build_mixer
+from hypermlp.mixers import DISTINCT, build_mixer
 from hypermlp.mixers.softmax import SoftmaxAttention
 from hypermlp.models.lm import count_parameters, published_inner
 from hypermlp.models.mad import MadAutoEncoder, MadLanguageModel, build_model, positions
@@ -38,7 +38,7 @@ def test_only_compression_takes_the_auto_encoder() -> None:
 
 
 @pytest.mark.parametrize("setting", [LANGUAGE, COMPRESSION], ids=lambda s: s.task)
-@pytest.mark.parametrize("name", sorted(MIXERS))
+@pytest.mark.parametrize("name", sorted(DISTINCT))
 def test_logits_for_every_position(name: str, setting: Setting) -> None:
     assert small(setting, name)(torch.randint(11, (3, 12))).shape == (3, 12, 11)
 
@@ -53,12 +53,12 @@ def embedding_gradient(model: nn.Module, position: int) -> Tensor:
     return gradient[0].abs().sum(-1) > 0
 
 
-@pytest.mark.parametrize("name", sorted(MIXERS))
+@pytest.mark.parametrize("name", sorted(DISTINCT))
 def test_the_language_model_sees_the_past_alone(name: str) -> None:
     assert embedding_gradient(small(LANGUAGE, name), 7).tolist() == [True] * 8 + [False] * 4
 
 
-@pytest.mark.parametrize("name", sorted(MIXERS))
+@pytest.mark.parametrize("name", sorted(DISTINCT))
 def test_the_auto_encoder_sees_the_whole_input(name: str) -> None:
     assert embedding_gradient(small(COMPRESSION, name), 3).all()
 

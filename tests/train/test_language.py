@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from small import MODEL, TRAIN, config, model, rows, share
 from torch import Tensor, nn
 
-from hypermlp.mixers import MIXERS
+from hypermlp.mixers import DISTINCT
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import load_model, save_model, weights
 from hypermlp.train.distributed import World
@@ -66,7 +66,7 @@ def test_the_rate_warms_up_falls_as_a_cosine_and_stays_at_its_end() -> None:
     assert config(steps=60, warmup=10, lr=1.0).recipe.schedule.rate(35) == how.recipe.schedule.rate(35)
 
 
-@pytest.mark.parametrize("name", sorted(MIXERS))
+@pytest.mark.parametrize("name", sorted(DISTINCT))
 def test_decay_falls_on_matrices_of_linear_maps_alone(name: str) -> None:
     net = LanguageModel(MODEL.replace(mixer=name, style="gpt2"))
     decayed, rest = (group["params"] for group in parameter_groups(net, 0.1))

@@ -27,8 +27,8 @@ def bench_layer(
     mixers: Annotated[
         str | None,
         typer.Option(
-            help="Instead: names, labels, groups (core, labels, rivals, all), mixers of your own (FILE.py:CLASS), with commas "
-            "between them, at equal parameters."
+            help="Instead: names, labels, groups (core, labels, rivals, variants, all), mixers of your own (FILE.py:CLASS), "
+            "with commas between them, at equal parameters."
         ),
     ] = None,
     only: Annotated[

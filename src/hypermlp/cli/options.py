@@ -12,7 +12,8 @@ MixersOption = Annotated[
     str,
     typer.Option(
         "--mixers",
-        help="Names, labels, groups (core, labels, rivals, all), mixers of your own (FILE.py:CLASS), with commas between them.",
+        help="Names, labels, groups (core, labels, rivals, variants, all), mixers of your own (FILE.py:CLASS), with "
+        "commas between them.",
     ),
 ]
 OwnMixers = Annotated[

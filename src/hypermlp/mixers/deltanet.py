@@ -7,12 +7,11 @@ Letters: B batch, T time, C width, H heads, K key width, V value width.
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import RMSNorm, ShortConv, head_width, heads, init_linears, unit
+from hypermlp.mixers.parts import RMSNorm, ShortConv, head_width, heads, init_linears, unit, write_strength
 from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.recurrence import Steps, recurrence
 
@@ -23,13 +22,15 @@ class DeltaNet(RecurrentMixer):
     """q, k and v through a short convolution, q and k of unit length, the state's readout normalised in each head.
 
     value_width: of all heads together (None: the layer's width, and so 4 C² parameters).
+    negative: β in (0, 2), so that I − β k kᵀ may reflect the state (Grazzi et al. 2025); otherwise in (0, 1).
     """
 
     taps = TAPS
 
-    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
+    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, negative: bool = False) -> None:
         super().__init__()
         value_width = width if value_width is None else value_width
+        self.negative = negative
         divisible("width", width, n_head, f"n_head ({n_head})")
         self.head_value_width = head_width(value_width, n_head)
         self.width, self.n_head, self.value_width = width, n_head, value_width
@@ -49,7 +50,7 @@ class DeltaNet(RecurrentMixer):
         mixed = self.conv(inputs, tokens, past.history)
         q, k, v = (heads(t, self.n_head) for t in mixed.split([self.width, self.width, self.value_width], -1))
         q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
-        beta = torch.sigmoid(self.beta(tokens.x))[..., None]  # B T H 1
+        beta = write_strength(self.beta(tokens.x), self.negative)[..., None]  # B T H 1
         steps = Steps(q, beta * k, v, a=-k)
         o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
         return Step(self.o(self.norm(o).flatten(2)), {"S": S}, inputs)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, unit
+from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, unit, write_strength
 from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.recurrence import Steps, recurrence
 
@@ -23,12 +23,14 @@ class GatedDeltaNet(RecurrentMixer):
     """DeltaNet with a decay in each head, narrower keys, wider values and a gate on the readout.
 
     value_width: of all heads together (None: twice the keys' width, which is 3/4 of the layer's; 6 C² parameters).
+    negative: β in (0, 2), so that I − β k kᵀ may reflect the state (Grazzi et al. 2025); otherwise in (0, 1).
     """
 
     taps = TAPS
 
-    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
+    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, negative: bool = False) -> None:
         super().__init__()
+        self.negative = negative
         key_width = n_head * max(1, round(0.75 * width / n_head))
         value_width = 2 * key_width if value_width is None else value_width
         self.head_value_width = head_width(value_width, n_head)
@@ -56,7 +58,7 @@ class GatedDeltaNet(RecurrentMixer):
         mixed = self.conv(inputs, tokens, past.history)
         q, k, v = (heads(t, self.n_head) for t in mixed.split([self.key_width, self.key_width, self.value_width], -1))
         q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
-        beta = torch.sigmoid(self.beta(x))[..., None]  # B T H 1
+        beta = write_strength(self.beta(x), self.negative)[..., None]  # B T H 1
         g = self.A_log.exp() * F.logsigmoid(-self.decay(x) - self.dt_bias)  # B T H; −softplus, whose gradient does not compile
         steps = Steps(q, beta * k, v, g, a=-g.exp()[..., None] * k)
         o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)

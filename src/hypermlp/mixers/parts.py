@@ -67,6 +67,11 @@ def unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
+def write_strength(logits: Tensor, negative: bool) -> Tensor:
+    """β of a delta rule: in (0, 1), or with negative eigenvalues of I − β k kᵀ in (0, 2)."""
+    return 2 * torch.sigmoid(logits) if negative else torch.sigmoid(logits)
+
+
 def head_width(value_width: int, n_head: int) -> int:
     """The width of one head's values, from that of all heads together."""
     at_least_one("value_width", value_width)

@@ -38,6 +38,7 @@ class Entry:
     year: int
     size: str = "value width"  # what the size is; empty: there is none
     step: int = 2  # sizes are multiples of this
+    variant_of: str = ""  # the mixer of which it is one; groups of mixers leave variants out
 
 
 def hyper(kind: AttnKind, width: int, length: int, size: int | None) -> HyperGLU:
@@ -80,7 +81,25 @@ MIXERS: dict[str, Entry] = {
     "rwkv7": Entry(lambda d, n, s: RWKV7(d, value_width=s), "RWKV-7", "Peng et al.", 2025),
     "mamba": Entry(lambda d, n, s: Mamba(d, value_width=s), "Mamba", "Gu and Dao", 2023, "inner width"),
     "mamba2": Entry(lambda d, n, s: Mamba2(d, value_width=s), "Mamba-2", "Dao and Gu", 2024, "inner width"),
+    # Transitions with eigenvalues down to −1, as state tracking needs them
+    "deltanet_neg": Entry(
+        lambda d, n, s: DeltaNet(d, value_width=s, negative=True),
+        *("DeltaNet, negative eigenvalues", "Grazzi et al.", 2025),
+        variant_of="deltanet",
+    ),
+    "gated_deltanet_neg": Entry(
+        lambda d, n, s: GatedDeltaNet(d, value_width=s, negative=True),
+        *("Gated DeltaNet, negative eigenvalues", "Grazzi et al.", 2025),
+        variant_of="gated_deltanet",
+    ),
+    "rwkv7_neg": Entry(
+        lambda d, n, s: RWKV7(d, value_width=s, negative=True),
+        *("RWKV-7, negative eigenvalues", "Peng et al.", 2025),
+        variant_of="rwkv7",
+    ),
 }
+DISTINCT = tuple(name for name, entry in MIXERS.items() if not entry.variant_of)
+VARIANTS = tuple(name for name, entry in MIXERS.items() if entry.variant_of)
 
 
 def build_mixer(name: str, width: int, length: int, size: int | None = None) -> Mixer:

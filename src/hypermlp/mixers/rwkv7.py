@@ -29,13 +29,16 @@ class RWKV7(RecurrentMixer):
     """Six mixtures of a token with the previous one give r, w, k, v, α and the gate; w, α and the gate have low rank.
 
     value_width: of all heads together (None: the layer's width; 4 C² parameters and the low ranks).
+    negative: the α that removes is in (0, 1 + e^w), so that transitions may have any eigenvalue in (−1, 1); otherwise it is in
+    (0, 1), like the one that writes, and eigenvalues are above e^w − 1.
     """
 
     taps = 2  # the previous token
 
-    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
+    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, negative: bool = False) -> None:
         super().__init__()
         value_width = width if value_width is None else value_width
+        self.negative = negative
         divisible("width", width, n_head, f"n_head ({n_head})")
         self.head_value_width = head_width(value_width, n_head)
         self.width, self.n_head, self.value_width, self.conv_width = width, n_head, value_width, width
@@ -70,6 +73,7 @@ class RWKV7(RecurrentMixer):
         k = self.k(mixed["k"])
         kappa = unit(heads(k * self.remove_scale, self.n_head))
         k = k * (1 + (alpha - 1) * self.write_scale)
+        alpha = alpha * (1 + w.exp()) if self.negative else alpha
         r, k, v, w, alpha = (heads(t, self.n_head) for t in (self.r(mixed["r"]), k, self.v(mixed["v"]), w, alpha))
         steps = Steps(r, k, v, w, -kappa, kappa * alpha)
         o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hypermlp.checks import choose_from
-from hypermlp.mixers import MIXERS
+from hypermlp.mixers import DISTINCT, VARIANTS
 from hypermlp.mixers.labels import TABLE1
 from hypermlp.studies.executors import find_device
 from hypermlp.studies.language import language_study
@@ -22,7 +22,13 @@ CORE = (
     *("S", "S-p", "S-pc", "R-pc", "R-cg-q", "R-cg-q-12o", "G-cg-q", "G-cg-q-12o", "R-12!", "R-12o!"),
     *("G-cg-q-1o", "R-c-q", "R-c-v", "deltanet", "gated_deltanet", "gla", "mamba"),
 )
-GROUPS: dict[str, Sequence[str]] = {"core": CORE, "labels": TABLE1, "rivals": tuple(MIXERS), "all": (*TABLE1, *MIXERS)}
+GROUPS: dict[str, Sequence[str]] = {
+    "core": CORE,
+    "labels": TABLE1,
+    "rivals": DISTINCT,
+    "variants": VARIANTS,
+    "all": (*TABLE1, *DISTINCT),
+}
 
 
 def contestants(text: str) -> list[str]:
