@@ -58,13 +58,14 @@ OTHER = {
     "op1_do_masking": False,
     "chunk_T": 5,
     "norm_eps": 1e-6,
+    "init": "decays",
 }
 
 
 def test_defaults_are_the_authors() -> None:
     config = HyperGLUConfig(n_embd=128, n_head=4, block_size=64).to_dict()
     appendix_l = {"op1_init_std": 0.02, "op2_init_std": 0.02}
-    ours = {"dropout": 0.0}
+    ours = {"dropout": 0.0, "init": "paper"}
     assert config == {"n_embd": 128, "n_head": 4, "block_size": 64, **DEFAULTS, **appendix_l, **ours}
 
 
@@ -130,6 +131,7 @@ REFUSED = [
     ({"attn_norm": "rms"}, "attn_norm ('rms') must be one of 'out_scale', 'l2', 'none'"),
     ({"aligner_kind": "left"}, "aligner_kind ('left') must be one of 'offset', 'identity'"),
     ({"gate_act": "tanh"}, "gate_act ('tanh') must be one of 'sigmoid', 'none'"),
+    ({"init": "zeros"}, "init ('zeros') must be one of 'paper', 'decays'"),
     ({"impl_default": "fast"}, "impl_default ('fast') must be one of 'auto', 'dense', 'chunked'"),
     ({"qk_rank": 50}, 'qk_rank (50) must be divisible by 2 * n_head (4) for attn_kind="glu"; try 48 or 52'),
     ({"qk_rank": 3}, 'qk_rank (3) must be divisible by 2 * n_head (4) for attn_kind="glu"; try 4'),

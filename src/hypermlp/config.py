@@ -17,6 +17,7 @@ AttnKind = Literal["glu", "relu"]
 AttnNorm = Literal["out_scale", "l2", "none"]
 Aligner = Literal["offset", "identity"]
 GateAct = Literal["sigmoid", "none"]
+Init = Literal["paper", "decays"]
 Impl = Literal["auto", "dense", "chunked", "native", "triton"]
 
 IGNORED = -100  # the target that losses and scores leave out, as torch's cross entropy does
@@ -65,7 +66,11 @@ class HyperGLUConfig:
         op1_use_diag, op2_use_diag: a learned diagonal as part of D.
         op1_shortcut, op2_shortcut: the identity as part of D.
         op1_do_masking, op2_do_masking: False only in a bidirectional layer, where it changes nothing.
-        op1_init_std, op2_init_std: standard deviation of the initial A and B.
+        op1_init_std, op2_init_std: standard deviation of the initial A and B; with init="decays", of B alone.
+
+    Initial values (docs/layer.md):
+        init: "paper" begins as the released code does, all weights from N(0, 0.02²); "decays" begins the convolutions as
+            torch's Conv1d does, and A as a bank of decaying exponentials.
 
     How it is computed:
         impl_default: "auto" picks the fastest that the device has; "dense" is the reference, with memory that grows as T²;
@@ -112,6 +117,8 @@ class HyperGLUConfig:
     op2_shortcut: bool = True
     op2_do_masking: bool = True
     op2_init_std: float = 0.02
+
+    init: Init = "paper"
 
     impl_default: Impl = "auto"
     chunk_T: int | None = None
@@ -187,6 +194,7 @@ class HyperGLUConfig:
         choose_from("attn_norm", self.attn_norm, get_args(AttnNorm))
         choose_from("aligner_kind", self.aligner_kind, get_args(Aligner))
         choose_from("gate_act", self.gate_act, get_args(GateAct))
+        choose_from("init", self.init, get_args(Init))
         choose_from("impl_default", self.impl_default, get_args(Impl))
         assert self.qk_rank is not None
         assert self.vo_rank is not None

@@ -1,4 +1,4 @@
-"""Initial values (appendix L) and the authors' parameter names."""
+"""Initial values, appendix L's and ours, and the authors' parameter names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from torch import Tensor
 
 from helpers import make_layer, seeded
 from hypermlp import HyperGLU, HyperGLUConfig
+from hypermlp.config import Init
+from hypermlp.mixers import build_mixer
+from hypermlp.mixers.labels import TABLE1
+from hypermlp.mixers.parts import CausalConv
 
 LAYERS = {
     "glu": {},
@@ -39,6 +43,67 @@ def test_initial_statistics() -> None:
         assert abs(p.mean().item()) < 5 * spread, name
         assert abs(p.std().item() - std) < 5 * spread, name
         assert p.abs().max() > 2 * std, name  # a normal law has tails, a uniform one ends at √3 std
+
+
+def test_papers_initialisation_is_exact() -> None:
+    """Weight by weight in one order, all of them from the same normal law: a seed gives what it always gave."""
+    layer, numbers = make_layer(), seeded(3)
+    assert layer.config.init == "paper"
+    layer.reset_parameters(seeded(3))
+    linears = [f"{name}.weight" for name in ("q", "k", "v", "o", "conv_k", "conv_v", "gate_qk", "gate_vo")]
+    mixing = [f"{op}.{name}" for op in ("op1", "op2") for name in ("A", "B", "control.weight")]
+    for name in linears + mixing:
+        p = layer.get_parameter(name)
+        assert torch.equal(p, torch.empty_like(p).normal_(0, 0.02, generator=numbers)), name
+
+
+def test_bank_of_decays() -> None:
+    layer = HyperGLU(n_embd=64, n_head=2, block_size=200, op1_rank=5, op2_rank=1, op2_init_std=0.1, init="decays")
+    assert layer.op1 is not None
+    assert layer.op2 is not None
+    for op, spans in ((layer.op1, [200 ** ((r + 0.5) / 5) for r in range(5)]), (layer.op2, [200**0.5])):
+        torch.testing.assert_close(op.A.norm(dim=1), torch.ones(op.heads, len(spans)))
+        ratio = op.A[:, 1:] / op.A[:, :-1]  # to the next newer lag
+        assert torch.allclose(ratio[:, -40:], torch.tensor([math.exp(1 / span) for span in spans]), rtol=1e-4)
+        assert op.B.std().item() == pytest.approx(op.init_std, rel=0.2)
+    for name, p in layer.named_parameters():
+        if name.endswith(("bias", "diag")):
+            assert (p == 0).all(), name
+        elif not name.startswith("conv") and not name.endswith((".A", ".B")):
+            assert p.std().item() == pytest.approx(0.02, rel=0.1), name
+
+
+@pytest.mark.parametrize("name", [*TABLE1, "hyperglu", "hypermlp"])
+def test_one_rule_for_every_label(name: str) -> None:
+    """Convolutions begin as torch's Conv1d of as many taps does, and everything else that is no lag factor as in the paper."""
+
+    def build(init: Init) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        mixer = build_mixer(name, 64, 16, init=init)
+        sizes = [m.weight.abs().max().item() for m in mixer.modules() if isinstance(m, CausalConv)]
+        assert all(0.48 < size <= 0.5 if init == "decays" else size < 0.15 for size in sizes)  # 1/√4 for four taps
+        assert bool(sizes) == ("c" in name.partition("-")[2].partition("-")[0] or name.startswith("hyper"))
+        return mixer.state_dict()
+
+    paper, ours = build("paper"), build("decays")
+    changed = {key for key in paper if not torch.equal(paper[key], ours[key])}
+    drawn_alike = {key for key in paper if key in ("q.weight", "k.weight", "v.weight", "o.weight") or "bias" in key}
+    assert not changed & drawn_alike
+    factors = {key for key in paper if key.endswith(".A")}
+    convs = {key for key in paper if key.startswith("conv")}
+    assert factors | convs <= changed
+    if not factors | convs:
+        assert not changed
+
+
+def test_rivals_begin_as_published() -> None:
+    for name in ("gated_deltanet", "softmax", "mamba"):
+        torch.manual_seed(0)
+        paper = build_mixer(name, 32, 16).state_dict()
+        torch.manual_seed(0)
+        assert all(torch.equal(p, paper[key]) for key, p in build_mixer(name, 32, 16, init="decays").state_dict().items())
+    with pytest.raises(ValueError, match=r"init \('zeros'\) must be one of 'paper', 'decays'"):
+        build_mixer("gla", 32, 16, init="zeros")
 
 
 def test_generator_determines_everything() -> None:

@@ -138,6 +138,9 @@ def test_learned_positions_end_with_a_clear_error() -> None:
 def test_config_round_trip_and_errors() -> None:
     config = model(HYBRID).config
     assert ModelConfig.from_dict(config.to_dict()) == config
+    saved = model(init="paper").config.to_dict()
+    assert saved.pop("init") == "paper"
+    assert ModelConfig.from_dict(saved).init == "paper", "what was saved before there was a choice"
     with pytest.raises(ValueError, match=r"unknown model fields \['heads'\]; known are"):
         ModelConfig.from_dict({"heads": 2})
     with pytest.raises(ValueError, match=r"depth \(0\) must be a whole number of at least 1"):

@@ -85,6 +85,9 @@ def test_mistakes_are_told_before_anything_starts() -> None:
 def test_the_papers_scale_is_the_one_definition_of_nanogpt() -> None:
     study, config = language_study("paper"), CONFIGS["nanogpt-owt2"]
     assert study.recipe == config.train.recipe
+    assert study.init == config.model.init == "paper"
+    model = LanguageModel(language_study("quick").config("G-cg-q-12o", None, 32))
+    assert model.get_parameter("blocks.0.mixer.conv_v.weight").abs().max() > 0.3, "ours begin with decays"
     assert (study.steps, study.evaluations, study.batch, study.micro) == (40_000, 80, 480, 12)
     assert study.recipe.schedule.rate(20_000) == pytest.approx(6e-4, rel=0.01)  # of 600,000 steps
     assert "vocabulary" not in STUDY.numbers(), "plans of before stay comparable"

@@ -265,6 +265,20 @@ def test_every_scale_has_settings_and_a_length_for_every_task(scale: str, protoc
         assert all(plan.steps_of(setting) > 0 for setting in plan.settings_of(task))
 
 
+def test_a_study_begins_all_its_contestants_alike() -> None:
+    """The published scales as the paper does, ours with decays; `init` chooses for all, and old plans mean the paper's."""
+    scales = ("full", "baseline", "laptop", "quick")
+    assert [task_study("clean", scale).init for scale in scales] == ["paper", "paper", "decays", "decays"]
+    plan = task_study("clean", "quick", ["noisy-recall"], init="paper")
+    assert "init" not in plan.numbers()
+    (setting,) = plan.settings_of("noisy-recall")
+    for init, least, most in (("paper", 0.0, 0.15), ("decays", 0.4, 0.5)):
+        study = task_study("clean", "quick", ["noisy-recall"], init=init)
+        for mixer in ("S-pc", "G-cg-q-12o", "hypermlp"):
+            weight = study.build(setting, mixer, None, 32).get_parameter("blocks.0.mixer.conv_k.weight")
+            assert least < weight.abs().max() <= most, (mixer, init)
+
+
 def test_overrides_change_what_they_name_and_nothing_else() -> None:
     plan = task_study("clean", "laptop", steps=7, examples=100, batch=8, width=32, lr=[1e-2, 1e-3])
     assert set(plan.steps.values()) == {7}
@@ -289,6 +303,7 @@ def test_overrides_change_what_they_name_and_nothing_else() -> None:
         ({"epochs": 2, "steps": 3}, "give one of them"),
         ({"lr": [0.0]}, "must be above 0"),
         ({"width": 0}, "must be at least 1"),
+        ({"init": "zeros"}, r"init \('zeros'\) must be one of 'paper', 'decays'"),
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:

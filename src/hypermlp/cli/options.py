@@ -26,6 +26,13 @@ Device = Annotated[str, typer.Option(help="Of the workers: cpu, cuda, or auto, w
 ExecutorName = Annotated[
     str, typer.Option("--executor", help="local (this machine), or ray: a running Ray cluster, else one started here.")
 ]
+InitName = Annotated[
+    str | None,
+    typer.Option(
+        "--init",
+        help="How convolutions and lag factors begin: paper, or decays. Default: paper at published scales, else decays.",
+    ),
+]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hypermlp.cli.app import app
-from hypermlp.cli.options import Device, ExecutorName, MixersOption, Retry, Seeds, Workers
+from hypermlp.cli.options import Device, ExecutorName, InitName, MixersOption, Retry, Seeds, Workers
 from hypermlp.report.terminal import new_console, say
 
 
@@ -75,6 +75,7 @@ def mad_run(
     batch: Annotated[int | None, typer.Option(min=1, help="Instead of the scale's.")] = None,
     width: Annotated[int | None, typer.Option(min=16, help="Of the models, instead of the scale's.")] = None,
     lr: Annotated[list[float] | None, typer.Option(help="Learning rate; may be given several times.")] = None,
+    init: InitName = None,
     retry_failed: Retry = False,
     out: Annotated[Path, typer.Option(help="Folder for the runs; started again with it, finished runs are kept.")] = Path(
         "runs/mad"
@@ -98,6 +99,7 @@ def mad_run(
         batch=batch,
         width=width,
         lr=lr,
+        init=init,
     )
     workforce = find_executor(executor, workers, device)
     watch.run_study(console, out, study, contestants(mixers), seeds=seeds, executor=workforce, retry_failed=retry_failed)
@@ -118,6 +120,7 @@ def table1(
     corpus: Annotated[
         str | None, typer.Option(help="A prepared corpus for the language half. Default: Python's own source.")
     ] = None,
+    init: InitName = None,
     retry_failed: Retry = False,
     out: Annotated[Path, typer.Option(help="Folder for the runs; started again with it, finished runs are kept.")] = Path(
         "runs/table1"
@@ -130,7 +133,7 @@ def table1(
     from hypermlp.studies.table1 import contestants, table1_studies
 
     console, names = new_console(), contestants(mixers)
-    studies = table1_studies(scale, half, corpus=corpus, device=device)
+    studies = table1_studies(scale, half, corpus=corpus, device=device, init=init)
     workforce = find_executor(executor, workers, device)
     for folder, study in studies.items():
         watch.run_study(console, out / folder, study, names, seeds=seeds, executor=workforce, retry_failed=retry_failed)

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from hypermlp import ops
 from hypermlp.cache import Cache, CacheSpec
-from hypermlp.config import HyperGLUConfig
+from hypermlp.config import HyperGLUConfig, Init
 from hypermlp.mixers import rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
 from hypermlp.mixers.base import Mixer, Tokens, as_bounds, check_input, gather_tokens
-from hypermlp.mixers.parts import INIT_STD, CausalConv
+from hypermlp.mixers.parts import INIT_STD, CausalConv, decay_bank
 from hypermlp.mixers.projections import apply_linears, is_plain_linear, join_linears, watched
 from hypermlp.ops import native, pointwise
 
@@ -45,6 +45,17 @@ class SequenceMixing(nn.Module):
         self.B = nn.Parameter(torch.empty(sets, length, rank))
         self.diag = nn.Parameter(torch.empty(sets, length)) if diag else None
         self.control = nn.Linear(width, heads * rank)
+
+    @torch.no_grad()
+    def reset_parameters(self, init: Init, generator: torch.Generator | None = None) -> None:
+        """A and B from N(0, init_std²), the diagonal zero; for "decays", A is a bank of decays, the same in all heads."""
+        if init == "paper":
+            self.A.normal_(0, self.init_std, generator=generator)
+        else:
+            self.A.copy_(decay_bank(*self.A.shape[1:]))
+        self.B.normal_(0, self.init_std, generator=generator)
+        if self.diag is not None:
+            self.diag.zero_()
 
     def operator(self, control: Tensor) -> ops.Mixing:
         """R for controls s (B T H*R), after their activation."""
@@ -125,17 +136,17 @@ class HyperGLU(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Appendix L: weights, convolutions and low-rank factors from N(0, 0.02²), biases and diagonals zero."""
+        """Weights from N(0, 0.02²), biases and diagonals zero; convolutions and low-rank factors as config.init says.
+
+        "paper" is appendix L, as released.
+        """
         for module in self.modules():
-            if isinstance(module, (nn.Linear, CausalConv)):
+            if isinstance(module, nn.Linear):
                 module.weight.normal_(0, INIT_STD, generator=generator)
-                if isinstance(module, nn.Linear) and module.bias is not None:
+                if module.bias is not None:
                     module.bias.zero_()
-            elif isinstance(module, SequenceMixing):
-                module.A.normal_(0, module.init_std, generator=generator)
-                module.B.normal_(0, module.init_std, generator=generator)
-                if module.diag is not None:
-                    module.diag.zero_()
+            elif isinstance(module, (CausalConv, SequenceMixing)):
+                module.reset_parameters(self.config.init, generator)
 
     def forward(
         self,

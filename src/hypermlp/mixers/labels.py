@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from hypermlp.checks import choose_from
-from hypermlp.config import HyperGLUConfig
+from hypermlp.config import HyperGLUConfig, Init
 from hypermlp.mixers.base import Mixer
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.mixers.softmax import SoftmaxAttention
@@ -173,10 +173,19 @@ def edits(a: str, b: str) -> int:
     return row[-1]
 
 
-def build(label: Label | str, width: int, length: int, qk_rank: int | None = None, n_head: int = 2) -> Mixer:
+def build(
+    label: Label | str,
+    width: int,
+    length: int,
+    qk_rank: int | None = None,
+    n_head: int = 2,
+    *,
+    init: Init = "paper",
+) -> Mixer:
     """The mixer of a label, of this width and for contexts of up to `length` tokens.
 
     qk_rank: the width of q and k over all heads, for labels with q (None: width / 4, rounded up to what the heads can share).
+    init: how convolutions and lag factors begin (docs/layer.md).
     """
     label = Label.parse(label) if isinstance(label, str) else label
     if qk_rank is None:
@@ -192,6 +201,7 @@ def build(label: Label | str, width: int, length: int, qk_rank: int | None = Non
         "use_kv_conv": label.conv,
         "use_qk_gate": label.gate,
         "use_vo_gate": label.gate,
+        "init": init,
     }
     if label.base == "S":
         return SoftmaxAttention(width, **common)

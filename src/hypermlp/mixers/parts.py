@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.checks import at_least_one, divisible
+from hypermlp.config import Init
 from hypermlp.mixers.base import Tokens
 from hypermlp.ops import pointwise
 
@@ -26,6 +27,15 @@ class CausalConv(nn.Module):
     def __init__(self, width: int, taps: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, taps))
+
+    @torch.no_grad()
+    def reset_parameters(self, init: Init, generator: torch.Generator | None = None) -> None:
+        """N(0, 0.02²) for "paper"; for "decays" uniform within ±1/√taps, as torch's depthwise Conv1d begins."""
+        if init == "paper":
+            self.weight.normal_(0, INIT_STD, generator=generator)
+        else:
+            bound = self.weight.shape[1] ** -0.5
+            self.weight.uniform_(-bound, bound, generator=generator)
 
     def forward(self) -> Tensor:
         """The weight, read in a forward so that hooks which bring offloaded parameters run."""
@@ -86,6 +96,16 @@ def init_linears(mixer: nn.Module) -> None:
             nn.init.normal_(module.weight, 0, INIT_STD)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+
+def decay_bank(length: int, rank: int) -> Tensor:
+    """Decaying exponentials of the lag (L R), one per column, of norm 1; lag ℓ is at index L−1−ℓ.
+
+    Their spans, the lags at which they have fallen to 1/e, are spaced evenly in the logarithm between 1 and `length`.
+    """
+    span = length ** ((torch.arange(rank) + 0.5) / rank)
+    lag = torch.arange(length - 1, -1, -1)[:, None]
+    return F.normalize(torch.exp(-lag / span), dim=0)
 
 
 def first_steps(count: int) -> Tensor:

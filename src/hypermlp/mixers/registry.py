@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import get_args
 
-from hypermlp.config import AttnKind, HyperGLUConfig
+from hypermlp.checks import choose_from
+from hypermlp.config import AttnKind, HyperGLUConfig, Init
 from hypermlp.mixers import labels
 from hypermlp.mixers.base import Mixer
 from hypermlp.mixers.deltanet import DeltaNet
@@ -32,17 +35,18 @@ from hypermlp.mixers.softmax import SoftmaxAttention
 class Entry:
     """One kind of mixer. Its parameter count grows with one size, which budgets adjust (models/budget.py)."""
 
-    build: Callable[[int, int, int | None], Mixer]  # width, longest context, size (None: as published)
+    build: Callable[..., Mixer]  # of width, longest context, size (None: as published); and of init, if that is a choice
     title: str
     paper: str
     year: int
     size: str = "value width"  # what the size is; empty: there is none
     step: int = 2  # sizes are multiples of this
     variant_of: str = ""  # the mixer of which it is one; groups of mixers leave variants out
+    init: bool = False  # whether its initialisation is a choice
 
 
-def hyper(kind: AttnKind, width: int, length: int, size: int | None) -> HyperGLU:
-    config = HyperGLUConfig(n_embd=width, n_head=2, block_size=length, attn_kind=kind, qk_rank=size)
+def hyper(kind: AttnKind, width: int, length: int, size: int | None, init: Init = "paper") -> HyperGLU:
+    config = HyperGLUConfig(n_embd=width, n_head=2, block_size=length, attn_kind=kind, qk_rank=size, init=init)
     return (HyperGLU if kind == "glu" else HyperMLP)(config)
 
 
@@ -64,8 +68,8 @@ def relu(width: int, length: int, size: int | None) -> HyperGLU:
 
 
 MIXERS: dict[str, Entry] = {
-    "hyperglu": Entry(lambda d, n, s: hyper("glu", d, n, s), "HyperGLU", "Lu and Yang", 2026, "qk_rank", 4),
-    "hypermlp": Entry(lambda d, n, s: hyper("relu", d, n, s), "HyperMLP", "Lu and Yang", 2026, "qk_rank"),
+    "hyperglu": Entry(partial(hyper, "glu"), "HyperGLU", "Lu and Yang", 2026, "qk_rank", 4, init=True),
+    "hypermlp": Entry(partial(hyper, "relu"), "HyperMLP", "Lu and Yang", 2026, "qk_rank", init=True),
     "softmax": Entry(lambda d, n, s: SoftmaxAttention(d, qk_rank=s), "Softmax with RoPE", "Vaswani et al.", 2017, "qk_rank", 4),
     "relu": Entry(relu, "ReLU attention", "Wortsman et al.", 2023, "qk_rank"),
     "differential": Entry(lambda d, n, s: DifferentialAttention(d, value_width=s), "Differential", "Ye et al.", 2025),
@@ -102,12 +106,17 @@ DISTINCT = tuple(name for name, entry in MIXERS.items() if not entry.variant_of)
 VARIANTS = tuple(name for name, entry in MIXERS.items() if entry.variant_of)
 
 
-def build_mixer(name: str, width: int, length: int, size: int | None = None) -> Mixer:
-    """The mixer of a registered name or a label, of this width, for contexts of up to `length` tokens."""
+def build_mixer(name: str, width: int, length: int, size: int | None = None, *, init: Init = "paper") -> Mixer:
+    """The mixer of a registered name or a label, of this width, for contexts of up to `length` tokens.
+
+    init: how convolutions and lag factors of labels, HyperGLU and HyperMLP begin (docs/layer.md); rivals begin as published.
+    """
+    choose_from("init", init, get_args(Init))
     if name in MIXERS:
-        return MIXERS[name].build(width, length, size)
+        entry = MIXERS[name]
+        return entry.build(width, length, size, init) if entry.init else entry.build(width, length, size)
     if ":" not in name and name[:1] in ("S", "R", "G"):
-        return labels.build(name, width, length, size)
+        return labels.build(name, width, length, size, init=init)
     own = "; it is somebody's own code, which runs only where a command or a call names it" if ":" in name else ""
     raise ValueError(
         f"unknown mixer {name!r}; known are {', '.join(sorted(MIXERS))}, and the labels of Table 1, such as G-cg-q-12o{own}"

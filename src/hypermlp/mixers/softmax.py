@@ -6,7 +6,7 @@ Letters: B batch, T time, S slots, C width, H heads, K and V widths of a head.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from hypermlp import ops
 from hypermlp.cache import Cache, CacheSpec
-from hypermlp.checks import at_least_one, divisible
+from hypermlp.checks import at_least_one, choose_from, divisible
+from hypermlp.config import Init
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Mixer, Tokens, visible_slots
 from hypermlp.mixers.parts import INIT_STD, CausalConv
@@ -37,7 +38,7 @@ class Projected(NamedTuple):
 class SoftmaxAttention(Mixer):
     """Causal multi-head attention with rotary embedding, 4 C² parameters; its options mean what they mean in HyperGLU.
 
-    qk_rank and vo_rank are widths over all heads (None: the layer's width).
+    qk_rank and vo_rank are widths over all heads (None: the layer's width). init is how the convolutions begin.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class SoftmaxAttention(Mixer):
         use_kv_conv: bool = False,
         use_qk_gate: bool = False,
         use_vo_gate: bool = False,
+        init: Init = "paper",
     ) -> None:
         super().__init__()
+        choose_from("init", init, get_args(Init))
         qk_rank = width if qk_rank is None else qk_rank
         vo_rank = width if vo_rank is None else vo_rank
         for name, rank in (("qk_rank", qk_rank), ("vo_rank", vo_rank)):
@@ -68,8 +71,13 @@ class SoftmaxAttention(Mixer):
         self.conv_v = CausalConv(width, TAPS) if use_kv_conv else None
         self.gate_qk = nn.Linear(width, qk_rank) if use_qk_gate else None
         self.gate_vo = nn.Linear(width, vo_rank) if use_vo_gate else None
-        for name, p in self.named_parameters():
-            nn.init.normal_(p, 0, 0 if name.endswith("bias") else INIT_STD)
+        for module in (m for m in self.modules() if isinstance(m, (nn.Linear, CausalConv))):
+            if isinstance(module, CausalConv):
+                module.reset_parameters(init)
+                continue
+            nn.init.normal_(module.weight, 0, INIT_STD)
+            if module.bias is not None:
+                nn.init.normal_(module.bias, 0, 0)  # zero, but drawn: a seed's weights stay what they were
 
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         impl = self._pointwise_impl(tokens.x)

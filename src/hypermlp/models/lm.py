@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hypermlp.cache import Cache
 from hypermlp.checks import at_least_one, choose_from
-from hypermlp.config import IGNORED
+from hypermlp.config import IGNORED, Init
 from hypermlp.mixers import build_mixer
 from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
 
@@ -44,6 +44,7 @@ class ModelConfig:
     length: int  # longest context: lags of HyperGLU, rows of learned position embeddings
     mixer: str | tuple[str, ...] = "hyperglu"  # a name or a label; several alternate through the layers (a hybrid)
     size: int | None = None  # of the mixers, see the registry; None: as published
+    init: Init = "paper"  # how convolutions and lag factors begin (docs/layer.md)
     inner: int | None = None  # of the feed-forward; None: 8/3 of the width ("llama") or 4 times ("gpt2")
     style: Style = "llama"  # RMSNorm and SwiGLU, or LayerNorm, GELU and learned position embeddings
     tied: bool = True  # the head is the embedding
@@ -52,6 +53,7 @@ class ModelConfig:
         for name in ("vocabulary", "width", "depth", "length"):
             at_least_one(name, getattr(self, name))
         choose_from("style", self.style, get_args(Style))
+        choose_from("init", self.init, get_args(Init))
         if not self.mixers:
             raise ValueError("mixer must be a name or label, or several of them")
         if self.inner is None:
@@ -144,7 +146,7 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.positions = nn.Embedding(config.length, config.width) if config.style == "gpt2" else None
         self.blocks = nn.ModuleList(
-            Block(build_mixer(name, config.width, config.length, config.size), config.inner, config.style)
+            Block(build_mixer(name, config.width, config.length, config.size, init=config.init), config.inner, config.style)
             for name in config.mixers
         )
         self.norm = (nn.RMSNorm if config.style == "llama" else nn.LayerNorm)(config.width)

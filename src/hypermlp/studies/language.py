@@ -60,7 +60,7 @@ class LanguageStudy(Study):
 
     kind: ClassVar[str] = "language"
     flat: ClassVar[bool] = True
-    since: ClassVar[tuple[str, ...]] = ("precision", "micro", "vocabulary", "decay", "final", "betas", "decayed")
+    since: ClassVar[tuple[str, ...]] = ("precision", "init", "micro", "vocabulary", "decay", "final", "betas", "decayed")
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "length", "batch", "steps", "evaluations", "sample"):
@@ -95,6 +95,7 @@ class LanguageStudy(Study):
             length=self.length,
             mixer=mixer,
             size=size,
+            init=self.init,
             inner=inner,
             style="gpt2",
         )
@@ -145,15 +146,36 @@ def nanogpt() -> dict[str, Any]:
 # paper: for OpenWebText2 prepared with a GPT-2 tokenizer. quick: to see it work.
 SCALES: dict[str, dict[str, Any]] = {
     "paper": nanogpt(),
-    "laptop": {"width": 96, "depth": 2, "length": 128, "batch": 16, "steps": 600, "lr": 2e-3, "evaluations": 30, "sample": 8},
-    "quick": {"width": 32, "depth": 1, "length": 64, "batch": 8, "steps": 40, "lr": 3e-3, "evaluations": 8, "sample": 4},
+    "laptop": {
+        "width": 96,
+        "depth": 2,
+        "length": 128,
+        "batch": 16,
+        "steps": 600,
+        "lr": 2e-3,
+        "evaluations": 30,
+        "sample": 8,
+        "init": "decays",
+    },
+    "quick": {
+        "width": 32,
+        "depth": 1,
+        "length": 64,
+        "batch": 8,
+        "steps": 40,
+        "lr": 3e-3,
+        "evaluations": 8,
+        "sample": 4,
+        "init": "decays",
+    },
 }
 
 
-def language_study(scale: str, *, corpus: str | None = None) -> LanguageStudy:
-    """The study of a scale, on Python's own source or a prepared corpus."""
+def language_study(scale: str, *, corpus: str | None = None, init: str | None = None) -> LanguageStudy:
+    """The study of a scale, on Python's own source or a prepared corpus; init: instead of the scale's."""
     choose_from("scale", scale, tuple(SCALES))
-    return LanguageStudy(**SCALES[scale] | ({} if corpus is None else {"corpus": corpus}))
+    given = {"corpus": corpus, "init": init}
+    return LanguageStudy(**SCALES[scale] | {name: value for name, value in given.items() if value is not None})
 
 
 # ---- one run ----

@@ -118,7 +118,7 @@ class TaskStudy(Study):
         return self.epochs * math.ceil(setting.num_train / self.batch)
 
     def build(self, setting: Setting, mixer: str, size: int | None, inner: int) -> nn.Module:
-        make_mixer = partial(build_mixer, mixer, self.width, setting.seq_len, size)
+        make_mixer = partial(build_mixer, mixer, self.width, setting.seq_len, size, init=self.init)
         return build_model(setting, make_mixer, self.width, inner, self.depth)
 
     def match(self, setting: Setting, mixers: Sequence[str]) -> dict[str, MatchedModel]:
@@ -170,6 +170,7 @@ SCALES: dict[str, dict[str, Any]] = {
         },
         "rates": (3e-3,),
         "decays": (0.1,),
+        "init": "decays",
     },
     "quick": {
         "scale": "baseline",
@@ -182,6 +183,7 @@ SCALES: dict[str, dict[str, Any]] = {
         "rates": (3e-3,),
         "decays": (0.0,),
         "changes": SHORT,
+        "init": "decays",
     },
 }
 
@@ -198,12 +200,14 @@ def task_study(
     width: int | None = None,
     lr: Sequence[float] | None = None,
     precision: Precision | None = None,
+    init: str | None = None,
 ) -> TaskStudy:
     """The study of a scale, with other numbers where they are given; `steps` is then the same for every task."""
     choose_from("scale", scale, tuple(SCALES))
     if epochs is not None and steps is not None:
         raise ValueError(f"epochs ({epochs}) and steps ({steps}) both say how long to train: give one of them")
-    given = {"examples": examples, "batch": batch, "width": width, "rates": tuple(lr) if lr else None, "precision": precision}
+    rates = tuple(lr) if lr else None
+    given = {"examples": examples, "batch": batch, "width": width, "rates": rates, "precision": precision, "init": init}
     numbers = SCALES[scale] | {name: value for name, value in given.items() if value is not None}
     if epochs is not None:
         numbers |= {"epochs": epochs, "steps": None}

@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
+from hypermlp.checks import choose_from
+from hypermlp.config import Init
 from hypermlp.files import Record
 from hypermlp.mixers import build_mixer, own
 from hypermlp.models.budget import MatchedModel
@@ -29,11 +31,12 @@ class Study(ABC):
     """What the runs of a study have in common."""
 
     precision: Precision = "float32"
+    init: Init = "paper"  # how convolutions and lag factors begin, in every contestant that has them (docs/layer.md)
 
     kind: ClassVar[str]  # of the plan and its records
     flat: ClassVar[bool] = False  # there is one setting, which the plan's models are not filed under
     chosen: ClassVar[tuple[str, ...]] = ()  # fields that say which runs to do, not how
-    since: ClassVar[tuple[str, ...]] = ("precision",)  # fields that older plans lack: written unless at the default
+    since: ClassVar[tuple[str, ...]] = ("precision", "init")  # fields that older plans lack: written unless at the default
 
     @property
     @abstractmethod
@@ -57,6 +60,7 @@ class Study(ABC):
         each_once("mixers", mixers)
         if seeds < 1:
             raise ValueError(f"seeds ({seeds}) must be at least 1")
+        choose_from("init", self.init, get_args(Init))
         own.adopt(mixers)
         for mixer in mixers:
             build_mixer(mixer, 64, 64)

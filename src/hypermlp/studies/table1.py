@@ -39,7 +39,14 @@ def contestants(text: str) -> list[str]:
     return list(found)
 
 
-def table1_studies(scale: str, half: str = "both", *, corpus: str | None = None, device: str = "auto") -> dict[str, Study]:
+def table1_studies(
+    scale: str,
+    half: str = "both",
+    *,
+    corpus: str | None = None,
+    device: str = "auto",
+    init: str | None = None,
+) -> dict[str, Study]:
     """Folder → study: the halves of Table 1 at a scale.
 
     The paper's scale is its protocol on GPUs, in bfloat16; a CPU must be asked for by name, and computes in float32.
@@ -62,7 +69,7 @@ def table1_studies(scale: str, half: str = "both", *, corpus: str | None = None,
     protocol, mad_scale = ("faithful", "full") if paper else ("clean", scale)
     studies: dict[str, Study] = {}
     if half != "language":
-        studies["mad"] = task_study(protocol, mad_scale, precision=precision)
+        studies["mad"] = task_study(protocol, mad_scale, precision=precision, init=init)
     if half != "mad":
-        studies["language"] = dataclasses.replace(language_study(scale, corpus=corpus), precision=precision)
+        studies["language"] = dataclasses.replace(language_study(scale, corpus=corpus, init=init), precision=precision)
     return studies

@@ -28,6 +28,7 @@ class HyperConfig(PreTrainedConfig):
     length: int = 1024
     mixer: str | list[str] | tuple[str, ...] = "hyperglu"
     size: int | None = None
+    init: str = "paper"
     inner: int | None = None
     style: str = "llama"
     tied: bool = True
