@@ -31,7 +31,9 @@ from hypermlp.studies.folder import Folder, read_lines
 from hypermlp.studies.mad import TaskJob, TaskStudy, task_study
 from hypermlp.studies.scores import setting_score, task_scores
 from hypermlp.studies.worker import PROGRESS, RunContext, Stopped
-from hypermlp.tasks import TASKS, base
+from hypermlp.tasks import base as task_base
+from hypermlp.tasks import mad as mad_tasks
+from hypermlp.tasks.mad import MAD as TASKS
 from hypermlp.tasks.mad import SEED, generate
 from hypermlp.train.checkpoint import newest
 from hypermlp.train.fit import Examples, Fit
@@ -91,7 +93,8 @@ def training(
     **schedule: Any,
 ) -> Fit:
     inputs = torch.arange(10)[:, None].expand(10, 2)
-    examples = Examples(inputs, torch.ones(10, 2, dtype=torch.long), batch=4, seed=seed)
+    rows = task_base.Examples(inputs, torch.ones(10, 2, dtype=torch.long))
+    examples = Examples(lambda epoch: [rows], batch=4, seed=seed)
     recipe = Recipe(
         schedule=Schedule(**{"steps": 30, "lr": 1e-3, "final": 1.0, **schedule}),
         weight_decay=weight_decay,
@@ -193,21 +196,21 @@ def test_faithful_data_are_the_published_ones_and_clean_data_leave_out_what_is_t
     plan = small_study("faithful")
     setting = plan.settings_of("compression")[0]
     published = generate(setting, SEED)
-    train, validation, test = mad.load_data(setting, 0, False)
+    train, validation, test = TASKS["compression"].load(setting, 0, clean=False)
     assert train.inputs.numpy().tolist() == published.train.inputs.tolist()
     assert test.targets.numpy().tolist() == published.test.targets.tolist()
     assert len(validation.inputs) == 0
-    train, validation, test = mad.load_data(setting, 0, True)
+    train, validation, test = TASKS["compression"].load(setting, 0, clean=True)
     assert len(validation.inputs) == len(test.inputs) == 24
     assert not torch.equal(validation.inputs, test.inputs)
     for split in (train, validation, test):
         assert torch.all(split.targets[:, -1] == -100)
-    assert not torch.equal(mad.load_data(setting, 1, True)[0].inputs, train.inputs)
+    assert not torch.equal(TASKS["compression"].load(setting, 1, clean=True)[0].inputs, train.inputs)
 
 
 def test_clean_looks_at_the_test_set_once_with_the_last_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     job = small_job("clean")
-    _, validation, test = mad.load_data(job.setting, 0, True)
+    _, validation, test = TASKS[TASK].load(job.setting, 0, clean=True)
     looked: list[str] = []
 
     def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -> Any:
@@ -215,8 +218,8 @@ def test_clean_looks_at_the_test_set_once_with_the_last_weights(monkeypatch: pyt
         assert torch.equal(inputs, test.inputs) or torch.equal(inputs, validation.inputs)
         return original(model, inputs, targets, batch)
 
-    original = base.evaluate
-    monkeypatch.setattr(base, "evaluate", evaluate)
+    original = mad_tasks.evaluate
+    monkeypatch.setattr(mad_tasks, "evaluate", evaluate)
     record = mad.train(job)
     assert looked == ["validation"] * 9 + ["test"]  # 9 steps, so an evaluation after each
     assert record["metrics"]["step"] == 9

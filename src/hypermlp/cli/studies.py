@@ -48,11 +48,11 @@ def mad_show(
     """Examples of a task, coloured by what the tokens are, with the answers that are scored."""
     from hypermlp.checks import choose_from
     from hypermlp.report.examples import show
-    from hypermlp.tasks import TASKS
+    from hypermlp.tasks.mad import MAD
 
-    choose_from("task", task, ("all", *TASKS))
-    for name in TASKS if task == "all" else (task,):
-        show(new_console(), name, count, seed)
+    choose_from("task", task, ("all", *MAD))
+    for name in MAD if task == "all" else (task,):
+        show(new_console(), MAD[name], count, seed)
 
 
 @mad.command("run")
@@ -86,13 +86,13 @@ def mad_run(
     from hypermlp.studies.executors import find_executor
     from hypermlp.studies.mad import task_study
     from hypermlp.studies.table1 import contestants
-    from hypermlp.tasks import TASKS
+    from hypermlp.tasks.mad import MAD
 
     console = new_console()
     study = task_study(
         protocol,
         scale,
-        list(TASKS) if tasks == "all" else tasks.split(","),
+        list(MAD) if tasks == "all" else tasks.split(","),
         epochs=epochs,
         steps=steps,
         examples=examples,

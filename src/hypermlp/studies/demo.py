@@ -65,7 +65,7 @@ def train(job: TaskJob, context: RunContext | None = None) -> Record:
     """A run of a study on tasks; HyperGLU's record has its lag kernels besides, and those of READERS what they read."""
     model, record = mad.train_model(job, context)
     if job.mixer in READERS:
-        _, _, test = mad.load_data(job.setting, job.seed, job.study.rules.validation)
+        (test,) = mad.load_data(job.setting, job.seed, job.study.rules.validation).test["test"]
         if job.mixer == SHOWN:
             record["lag_kernels"] = lag_kernels(model.cpu(), test.inputs)
         record["reading"] = reading(model.cpu(), job.setting, test.inputs[0], test.targets[0])

@@ -22,7 +22,7 @@ from hypermlp.models.mad import build_model
 from hypermlp.models.saved import CONFIG, WEIGHTS, weights
 from hypermlp.provenance import provenance
 from hypermlp.studies import demo, mad
-from hypermlp.tasks import TASKS
+from hypermlp.tasks.mad import MAD
 from hypermlp.tasks.mad_settings import Setting
 
 MODEL_TYPE = "hypermlp-task"
@@ -65,5 +65,5 @@ def open_kept(folder: Path) -> Kept:
     make_mixer = partial(build_mixer, about["mixer"], about["width"], setting.seq_len, about["size"])
     model = build_model(setting, make_mixer, about["width"], about["inner"], about["depth"])
     model.load_state_dict(load_file(folder / WEIGHTS))
-    _, _, test = TASKS[setting.task].load(setting, about["seed"], clean=True)
+    _, _, test = MAD[setting.task].load(setting, about["seed"], clean=True)
     return Kept(model.eval(), setting, about["accuracy"], test.inputs, test.targets)

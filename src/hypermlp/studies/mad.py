@@ -28,7 +28,9 @@ from hypermlp.models.lm import count_parameters, published_inner
 from hypermlp.models.mad import build_model
 from hypermlp.studies.study import Study, each_once
 from hypermlp.studies.worker import RunContext, Work, run_to_the_end
-from hypermlp.tasks import TASKS, Examples, Setting
+from hypermlp.tasks import TASKS, Material, Setting
+from hypermlp.tasks.base import Sets
+from hypermlp.tasks.mad import MAD
 from hypermlp.train import fit
 from hypermlp.train.fit import Fit
 from hypermlp.train.optimisation import Schedule
@@ -57,7 +59,7 @@ PROTOCOLS = {
 class TaskStudy(Study):
     """Every number that the runs of a study on tasks have in common."""
 
-    tasks: tuple[str, ...] = tuple(TASKS)
+    tasks: tuple[str, ...] = tuple(MAD)
     protocol: str
     scale: Literal["baseline", "full"]  # one setting per task, or all
     width: int = 128
@@ -77,7 +79,7 @@ class TaskStudy(Study):
     def __post_init__(self) -> None:
         each_once("tasks", self.tasks)
         for task in self.tasks:
-            choose_from("task", task, tuple(TASKS))
+            choose_from("task", task, self.known)
         choose_from("protocol", self.protocol, tuple(PROTOCOLS))
         counts = [getattr(self, name) for name in ("width", "depth", "batch", "examples", "tests", "epochs")]
         if any(value is not None and value < 1 for value in [*counts, *(self.steps or {}).values()]):
@@ -99,13 +101,18 @@ class TaskStudy(Study):
         """As plans have always had them: the scale is called settings there."""
         return {**super().numbers(), "settings": self.scale}
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Tasks that this kind of study takes."""
+        return tuple(MAD)
+
     def settings(self) -> dict[str, Setting]:
         return {setting.key: setting for task in self.tasks for setting in self.settings_of(task)}
 
     def settings_of(self, task: str) -> list[Any]:
         """The settings of a task, with this study's numbers in them."""
         found: dict[Any, None] = {}  # with few examples two settings may become the same
-        for setting in TASKS[task].settings(self.scale):
+        for setting in MAD[task].settings(self.scale):
             examples = min(self.examples or setting.num_train, setting.num_train)
             changes: dict[str, Any] = {**self.changes.get(task, {}), "num_train": examples, "num_test": self.tests}
             found[dataclasses.replace(setting, **changes)] = None
@@ -179,7 +186,7 @@ SCALES: dict[str, dict[str, Any]] = {
         "examples": 3200,
         "tests": 320,
         "epochs": None,
-        "steps": dict.fromkeys(TASKS, 600),
+        "steps": dict.fromkeys(MAD, 600),
         "rates": (3e-3,),
         "decays": (0.0,),
         "changes": SHORT,
@@ -191,7 +198,7 @@ SCALES: dict[str, dict[str, Any]] = {
 def task_study(
     protocol: str,
     scale: str,
-    tasks: Sequence[str] = tuple(TASKS),
+    tasks: Sequence[str] = tuple(MAD),
     *,
     epochs: int | None = None,
     steps: int | None = None,
@@ -212,7 +219,7 @@ def task_study(
     if epochs is not None:
         numbers |= {"epochs": epochs, "steps": None}
     if steps is not None:
-        numbers |= {"epochs": None, "steps": dict.fromkeys(TASKS, steps)}
+        numbers |= {"epochs": None, "steps": dict.fromkeys(MAD, steps)}
     return TaskStudy(protocol=protocol, tasks=tuple(tasks), **numbers)
 
 
@@ -282,9 +289,9 @@ class TaskJob:
 
 
 @lru_cache(maxsize=1)  # the runs of a worker come by setting and seed
-def load_data(setting: Any, seed: int, clean: bool) -> tuple[Examples, Examples, Examples]:
-    """Train, validation and test; seed 0 of the faithful protocol is the published data, which has no validation set."""
-    return TASKS[setting.task].load(setting, seed, clean=clean)
+def load_data(setting: Any, seed: int, clean: bool) -> Material:
+    """What a run needs; seed 0 of MAD's faithful protocol is the published data, which has no validation set."""
+    return TASKS[setting.task].open(setting, seed, clean=clean)
 
 
 def train(job: TaskJob, context: RunContext | None = None) -> Record:
@@ -295,23 +302,23 @@ def train(job: TaskJob, context: RunContext | None = None) -> Record:
 def train_model(job: TaskJob, context: RunContext | None = None) -> tuple[nn.Module, Record]:
     """Train one model and score it. With a context it reports how far it is, and resumes where it was stopped."""
     study, clean = job.study, job.study.rules.validation
-    train_set, validation, test = load_data(job.setting, job.seed, clean)
+    task, data = TASKS[job.setting.task], load_data(job.setting, job.seed, clean)
 
-    def scores(examples: Examples, model: nn.Module) -> dict[str, float]:
-        return TASKS[job.setting.task].scores(model, examples, study.batch, clean=clean)
+    def scores(sets: Sets, model: nn.Module, slices: bool = False) -> dict[str, Any]:
+        return task.scores(model, sets, study.batch, job.setting, clean=clean, slices=slices)
 
     model = job.build()
     run = Fit(
         model if context is None else model.to(context.device),
         job.recipe,
-        fit.Examples(*train_set, batch=study.batch, seed=job.seed),
-        partial(scores, validation if clean else test),
+        fit.Examples(data.train, batch=study.batch, seed=job.seed),
+        partial(scores, data.validation if clean else data.test),
         evaluate_every=job.evaluate_every,
         solved=study.rules.solved,
         world=None if context is None else context.world,
     )
     run_to_the_end(run, context, latest)
-    metrics = clean_metrics(run, partial(scores, test)) if clean else faithful_metrics(run)
+    metrics = clean_metrics(run, partial(scores, data.test, slices=True)) if clean else faithful_metrics(run)
     return model, {
         "parameters": count_parameters(model),
         "inner": job.inner,
@@ -336,8 +343,8 @@ def faithful_metrics(run: Fit) -> dict[str, float] | None:
     return min(finite, key=lambda point: point["perplexity"]) if finite else None
 
 
-def clean_metrics(run: Fit, test: Callable[[nn.Module], dict[str, float]]) -> dict[str, float] | None:
+def clean_metrics(run: Fit, test: Callable[[nn.Module], dict[str, Any]]) -> dict[str, Any] | None:
     """Test scores of the last weights, and the validation loss they are chosen by; None for a run that blew up."""
-    if run.stopped is not None:
+    if run.stopped is not None and not run.solved_it:
         return None
     return {"step": run.step, **run.scores(test), "validation_loss": run.curve[-1]["loss"]}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hypermlp.tasks.base import Data, Examples, Setting, Split, Task
+from hypermlp.tasks.base import Examples, Material, Rows, Scale, Setting, Sizes, Task
 from hypermlp.tasks.mad import MAD
 
-__all__ = ["TASKS", "Data", "Examples", "Setting", "Split", "Task"]
+__all__ = ["TASKS", "Examples", "Material", "Rows", "Scale", "Setting", "Sizes", "Task"]
 
 TASKS: dict[str, Task] = {**MAD}

@@ -1,14 +1,21 @@
-"""What a task is: settings it can be tried at, the examples of each, and how answers are scored.
+"""What a task is: settings it can be tried at, rows to train on, sets to evaluate on, and how answers are scored.
 
-A task gives rows of input tokens and, at each of the same positions, the token to predict; IGNORED does not count. A new task
-is one file with a subclass of Task, and one line in the registry (tasks/__init__.py).
+A task gives rows of input tokens and, at each of the same positions, the token to predict; IGNORED does not count. Rows of
+different lengths stay apart, so that no mixer sees padding. A new task is one file with a subclass of Task, and one line in the
+registry (tasks/__init__.py).
+
+Letters: N rows, T time, M scored tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,29 +23,42 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hypermlp.checks import choose_from
-from hypermlp.tasks.scores import evaluate
+from hypermlp.config import IGNORED
+from hypermlp.tasks.scores import Answers, answer, summarise
 
 Ints = NDArray[np.int64]
-Scale = Literal["baseline", "full"]
 Backbone = Literal["language", "autoencoder"]  # models/mad.py
+Part = Literal["validation", "test"]
+Unit = Literal["token", "row"]  # what counts: every scored token, or a row with all of them right
+SCALES = ("quick", "laptop", "published")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Split(NamedTuple):
+class Rows(NamedTuple):
+    """Rows of one length."""
+
     inputs: Ints  # N T
     targets: Ints  # N T
-
-
-class Data(NamedTuple):
-    train: Split
-    test: Split
-    validation: Split  # scored like the test split; empty unless asked for
+    facts: Mapping[str, Ints] = NOTHING  # what is known about each row (N) or token (N T), such as its number of pairs
 
 
 class Examples(NamedTuple):
-    """A split as tensors."""
+    """Rows of one length, as tensors."""
 
     inputs: Tensor  # N T
     targets: Tensor  # N T
+    facts: Mapping[str, Tensor] = NOTHING
+
+
+Sets = dict[str, list[Examples]]  # name of an evaluation set → its rows, those of one length in one entry
+
+
+class Material(NamedTuple):
+    """All that a run of a setting needs."""
+
+    train: Callable[[int], list[Examples]]  # epoch → its rows, those of one length in one entry
+    validation: Sets
+    test: Sets
 
 
 class Setting(Protocol):
@@ -60,47 +80,192 @@ class Setting(Protocol):
     def num_test(self) -> int: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """A Setting to derive from: the defaults of its fields are the baseline, and its key says what differs from them."""
+
+    task: str
+    vocab_size: int
+    seq_len: int  # of the longest row that a model must take
+    num_train: int  # rows of an epoch
+    num_test: int  # rows of every evaluation set; half as many for validation
+
+    @property
+    def key(self) -> str:
+        changed = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default and f.name != "task"]
+        values = ",".join(f"{name}={getattr(self, name)}" for name in changed)
+        return f"{self.task}/{values}" if values else self.task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How a task is run at one scale."""
+
+    settings: tuple[Any, ...]
+    width: int = 64
+    depth: int = 2
+    batch: int = 32
+    steps: int = 1000
+    rates: tuple[float, ...] = (1e-3, 3e-3)
+    decays: tuple[float, ...] = (0.1,)
+    evaluations: int = 12  # on the validation sets, per run
+    solved: float | None = 0.99  # a run ends once every validation set is above it
+
+
 class Task(ABC):
-    """One task. `clean` means: as one would do it today; otherwise as its benchmark was published."""
+    """One task.
+
+    A subclass says what there is to train on (`training`) and to be scored on (`evaluation`); all else has a default.
+    """
 
     name: str
+    title: str = ""  # for tables; by default the name
+    family: str = "own"  # tasks that are listed and run together
+    description: str = ""  # one line, for the list
+    published: str = ""  # what others found: an ordering or numbers, and where
     baseline: Any  # its Setting
-    axes: Mapping[str, tuple[Any, ...]]  # numbers of the setting that the full benchmark varies, each alone
+    scales: Mapping[str, Scale] = NOTHING
     backbone: Backbone = "language"
+    unit: Unit = "token"
+    slices: tuple[str, ...] = ()  # facts by which scores are broken down
+    fresh: bool = False  # every epoch has rows of its own
+    measure: ClassVar[str] = "accuracy"  # the score that tables show
+
+    # What it is made of
 
     @abstractmethod
-    def generate(self, setting: Any, seed: int, *, clean: bool) -> Data:
-        """All examples of a setting, the same for the same arguments; a validation split only if `clean`."""
-
-    def scored(self, setting: Any, targets: Ints, *, clean: bool) -> Ints:
-        """The targets with IGNORED where nothing is to be scored."""
-        return targets
-
-    def scores(self, model: nn.Module, examples: Examples, batch: int, *, clean: bool) -> dict[str, float]:
-        """At least "loss" and "accuracy", over all counted tokens; by the benchmark's own formulas unless `clean`."""
-        found = evaluate(model, *examples, batch)
-        if clean:
-            return {"accuracy": found.accuracy, "loss": found.loss}
-        return {"accuracy": found.macro_accuracy, "perplexity": found.perplexity, "loss": found.loss}
-
-    def load(self, setting: Any, seed: int, *, clean: bool) -> tuple[Examples, Examples, Examples]:
-        """Train, validation and test examples as tensors, with the targets that are scored."""
-        data = self.generate(setting, seed, clean=clean)
-
-        def tensors(split: Split) -> Examples:
-            targets = self.scored(setting, split.targets, clean=clean)
-            return Examples(torch.from_numpy(split.inputs), torch.from_numpy(targets))
-
-        return tensors(data.train), tensors(data.validation), tensors(data.test)
-
-    def settings(self, scale: Scale) -> list[Any]:
-        """The baseline, and at full scale every change of one number that the benchmark makes to it."""
-        choose_from("scale", scale, ("baseline", "full"))
-        if scale == "baseline":
-            return [self.baseline]
-        changed = [self.vary(name, value) for name, values in self.axes.items() for value in values]
-        return [self.baseline, *changed]
+    def training(self, setting: Any, seed: int, epoch: int) -> list[Rows]:
+        """The rows of an epoch, the same for the same arguments; as many of each length in every epoch. If not `fresh`, only
+        epoch 0 is asked for."""
 
     @abstractmethod
-    def vary(self, name: str, value: Any) -> Any:
-        """The baseline with one number changed."""
+    def evaluation(self, setting: Any, seed: int, part: Part) -> dict[str, list[Rows]]:
+        """The evaluation sets. Validation and test sets have the same names and different rows."""
+
+    def solve(self, setting: Any, inputs: Ints) -> Ints:
+        """The targets (N T), found from the inputs alone by one who knows the rules; anything where nothing is scored."""
+        raise NotImplementedError(f"{self.name} has no oracle")
+
+    def guessers(self, setting: Any, train: Sequence[Rows]) -> dict[str, Callable[[Rows], Ints]]:
+        """Trivial answers to beat: name → a function from rows to guesses (N T). By default the most frequent answer."""
+        counted = np.concatenate([group.targets[group.targets != IGNORED] for group in train])
+        values, counts = np.unique(counted, return_counts=True)
+        most = int(values[counts.argmax()])
+        return {"most frequent": lambda rows: np.full_like(rows.targets, most)}
+
+    def headline(self, setting: Any) -> tuple[str, ...]:
+        """The evaluation sets whose mean is the score of a run; empty: all."""
+        return ()
+
+    # Scoring
+
+    def right(self, guesses: Tensor, targets: Tensor, facts: Mapping[str, Tensor]) -> Tensor:
+        """Which of the guesses (M) count as right."""
+        return guesses == targets
+
+    def judge(self, logits: Tensor, targets: Tensor, facts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Measures at every scored token (M), from logits (M V): "accuracy", "loss" and what else there is."""
+        loss = nn.functional.cross_entropy(logits, targets, reduction="none")
+        return {"accuracy": self.right(logits.argmax(-1), targets, facts), "loss": loss}
+
+    def curves(self, answers: Answers) -> dict[str, dict[str, float]]:
+        """Curves over a set beside its slices: name → label → number."""
+        return {}
+
+    def label(self, fact: str, value: int) -> str:
+        """How a slice is called."""
+        return str(value)
+
+    def scores(
+        self, model: nn.Module, sets: Sets, batch: int, setting: Any, *, clean: bool = True, slices: bool = False
+    ) -> dict[str, Any]:
+        """At least "loss" and the measure, as means over the headline's sets; with `slices` also "sets", each on its own.
+
+        "worst" is the lowest accuracy of all sets. clean: see `open`.
+        """
+        found = {name: answer(model, rows, batch, self.judge) for name, rows in sets.items()}
+        return self.summary(found, setting, slices=slices)
+
+    def summary(self, found: Mapping[str, Answers], setting: Any, *, slices: bool) -> dict[str, Any]:
+        each = {name: summarise(answers, self.unit, self.slices, self.label) for name, answers in found.items()}
+        chosen = [each[name] for name in self.headline(setting) or each]
+        measures = [name for name, value in chosen[0].items() if isinstance(value, float)]
+        means: dict[str, Any] = {name: float(np.mean([one[name] for one in chosen])) for name in measures}
+        if "accuracy" in measures:
+            means["worst"] = min(one["accuracy"] for one in each.values())
+        if slices:
+            for name, answers in found.items():
+                each[name]["slices"] |= self.curves(answers)
+            means["sets"] = each
+        return means
+
+    def baselines(self, setting: Any, seed: int) -> dict[str, dict[str, Any]]:
+        """The scores of the trivial answers on the test sets, computed from the data."""
+        tests = self.evaluation(setting, seed, "test")
+        found = {}
+        for name, guess in self.guessers(setting, self.training(setting, seed, 0)).items():
+            answers = {key: self.score_guesses(rows, guess) for key, rows in tests.items()}
+            found[name] = self.summary(answers, setting, slices=True)
+        return found
+
+    def score_guesses(self, groups: Sequence[Rows], guess: Callable[[Rows], Ints]) -> Answers:
+        def judge(guesses: Tensor, targets: Tensor, facts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {"accuracy": self.right(guesses, targets, facts)}
+
+        return Answers.join([Answers.judged(tensors(rows), torch.from_numpy(guess(rows)), judge) for rows in groups])
+
+    # What studies and commands ask for
+
+    def open(self, setting: Any, seed: int, *, clean: bool = True) -> Material:
+        """What a run trains and is scored on. `clean` is for benchmarks that were published with flaws."""
+
+        @lru_cache(maxsize=1)
+        def train(epoch: int) -> list[Examples]:
+            return [tensors(group) for group in self.training(setting, seed, epoch)]
+
+        def sets(part: Part) -> Sets:
+            return {name: [tensors(group) for group in rows] for name, rows in self.evaluation(setting, seed, part).items()}
+
+        return Material(
+            (lambda epoch: train(epoch)) if self.fresh else (lambda epoch: train(0)), sets("validation"), sets("test")
+        )
+
+    def scale(self, name: str) -> Scale:
+        choose_from("scale", name, SCALES)
+        return self.scales.get(name) or Scale(settings=(self.baseline,))
+
+    # What `tasks show` prints
+
+    @property
+    def shown(self) -> Any:
+        """A setting small enough to solve by eye."""
+        return self.baseline
+
+    @property
+    def question(self) -> str:
+        return self.description
+
+    def roles(self, setting: Any) -> Mapping[str, Sequence[int]]:
+        """Which tokens play which role, such as "key", "value", "noise", "blank"; report/examples.py has their colours."""
+        return {"data": range(setting.vocab_size)}
+
+    def spell(self, setting: Any, token: int) -> str:
+        """A token as a reader wants to see it."""
+        return str(token)
+
+
+def tensors(rows: Rows) -> Examples:
+    facts = {name: torch.from_numpy(values) for name, values in rows.facts.items()}
+    return Examples(torch.from_numpy(rows.inputs), torch.from_numpy(rows.targets), facts)
+
+
+def by_length(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Rows]:
+    """Pairs of inputs and targets, those of one length together, the shortest first, in their order within a length."""
+    groups: dict[int, list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(len(row[0]), []).append(i)
+    found = []
+    for length in sorted(groups):
+        inputs, targets = (np.array([rows[i][part] for i in groups[length]], dtype=np.int64) for part in (0, 1))
+        found.append(Rows(inputs, targets))
+    return found

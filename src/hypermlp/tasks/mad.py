@@ -16,18 +16,32 @@ One stream of random numbers feeds train, then test, then validation, so what co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from torch import nn
 
+from hypermlp.checks import choose_from
 from hypermlp.config import IGNORED
-from hypermlp.tasks.base import Backbone, Data, Ints, Split, Task
-from hypermlp.tasks.mad_settings import BENCHMARK, Setting, vocabulary
+from hypermlp.tasks.base import Backbone, Examples, Ints, Material, Part, Rows, Sets, Task, tensors
+from hypermlp.tasks.mad_settings import BENCHMARK, Setting, spell, vocabulary
+from hypermlp.tasks.scores import evaluate
 
 SEED = 12345  # the benchmark's own
 LOW = 2**32 - 1  # the lower half of a product
+
+
+class Split(NamedTuple):
+    inputs: Ints  # N T
+    targets: Ints  # N T
+
+
+class Data(NamedTuple):
+    train: Split
+    test: Split
+    validation: Split  # scored like the test split; empty unless asked for
 
 
 class Source:
@@ -261,23 +275,100 @@ def clean_targets(setting: Setting, targets: Ints) -> Ints:
     return clean
 
 
+EVERY = "Test rows; in training every next token counts."
+QUESTIONS = {
+    "compression": "Rebuild every token of the row from the state at its last position.",
+    "fuzzy-recall": f"A key of several tokens comes back: which value followed it before? {EVERY}",
+    "in-context-recall": f"A key comes back: which value followed it before? {EVERY}",
+    "memorization": "Which value belongs to the key before? The map is the same in all rows and never shown.",
+    "noisy-recall": f"A key comes back after pairs of noise: which value followed it before? {EVERY}",
+    "selective-copying": "Behind the copy token, write down the data tokens in order, without the blanks.",
+}
+SHOWN: dict[str, dict[str, Any]] = {
+    "compression": {"vocab_size": 8, "seq_len": 10},
+    "fuzzy-recall": {"vocab_size": 9, "seq_len": 36},
+    "in-context-recall": {"vocab_size": 8, "seq_len": 24},
+    "memorization": {"vocab_size": 10, "seq_len": 12},
+    "noisy-recall": {"vocab_size": 12, "seq_len": 24, "noise_vocab_size": 4, "frac_noise": 0.4},
+    "selective-copying": {"vocab_size": 8, "seq_len": 20, "num_tokens_to_copy": 5},
+}
+
+
 class MadTask(Task):
-    """A task of the benchmark: its published settings, and its sampler."""
+    """A task of the benchmark: its published settings, and its sampler.
+
+    `clean` means: as one would do it today; otherwise as the benchmark was published.
+    """
+
+    family = "mad"
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self.title = name, name.replace("-", " ").capitalize()
         self.baseline, self.axes = BENCHMARK[name]
         self.backbone: Backbone = "autoencoder" if name == "compression" else "language"
+        self.description = QUESTIONS[name].removesuffix(f" {EVERY}")
 
     def generate(self, setting: Setting, seed: int, *, clean: bool) -> Data:
-        """Seed 0 is the published data, unless `clean`."""
+        """All examples, with a validation split only if `clean`; seed 0 is the published data, unless `clean`."""
         return generate(setting, SEED + seed, exact=not clean, validation=setting.num_test if clean else 0)
 
-    def scored(self, setting: Setting, targets: Ints, *, clean: bool) -> Ints:
-        return clean_targets(setting, targets) if clean else targets
+    def load(self, setting: Setting, seed: int, *, clean: bool) -> tuple[Examples, Examples, Examples]:
+        """Train, validation and test examples as tensors, with the targets that are scored."""
+        data = self.generate(setting, seed, clean=clean)
+
+        def counted(split: Split) -> Examples:
+            return tensors(Rows(split.inputs, clean_targets(setting, split.targets) if clean else split.targets))
+
+        return counted(data.train), counted(data.validation), counted(data.test)
+
+    def open(self, setting: Setting, seed: int, *, clean: bool = True) -> Material:
+        train, validation, test = self.load(setting, seed, clean=clean)
+        return Material(lambda epoch: [train], {"validation": [validation]}, {"test": [test]})
+
+    def training(self, setting: Setting, seed: int, epoch: int) -> list[Rows]:
+        data = self.generate(setting, seed, clean=True).train
+        return [Rows(data.inputs, clean_targets(setting, data.targets))]
+
+    def evaluation(self, setting: Setting, seed: int, part: Part) -> dict[str, list[Rows]]:
+        data = self.generate(setting, seed, clean=True)
+        inputs, targets = data.test if part == "test" else data.validation
+        return {"test": [Rows(inputs, clean_targets(setting, targets))]}
+
+    def scores(
+        self, model: nn.Module, sets: Sets, batch: int, setting: Any, *, clean: bool = True, slices: bool = False
+    ) -> dict[str, Any]:
+        """Over all counted tokens; by the benchmark's own formulas unless `clean`."""
+        ((examples,),) = sets.values()
+        found = evaluate(model, examples.inputs, examples.targets, batch)
+        if clean:
+            return {"accuracy": found.accuracy, "loss": found.loss}
+        return {"accuracy": found.macro_accuracy, "perplexity": found.perplexity, "loss": found.loss}
+
+    def settings(self, scale: Literal["baseline", "full"]) -> list[Setting]:
+        """The baseline, and at full scale every change of one number that the benchmark makes to it."""
+        choose_from("scale", scale, ("baseline", "full"))
+        if scale == "baseline":
+            return [self.baseline]
+        changed = [self.vary(name, value) for name, values in self.axes.items() for value in values]
+        return [self.baseline, *changed]
 
     def vary(self, name: str, value: Any) -> Setting:
+        """The baseline with one number changed."""
         return dataclasses.replace(self.baseline, **{name: value})
 
+    @property
+    def shown(self) -> Setting:
+        return dataclasses.replace(self.baseline, **SHOWN[self.name], num_train=1)
 
-MAD: dict[str, Task] = {name: MadTask(name) for name in BENCHMARK}
+    @property
+    def question(self) -> str:
+        return QUESTIONS[self.name]
+
+    def roles(self, setting: Setting) -> Mapping[str, Sequence[int]]:
+        return vocabulary(setting)
+
+    def spell(self, setting: Setting, token: int) -> str:
+        return spell(setting, token)
+
+
+MAD: dict[str, MadTask] = {name: MadTask(name) for name in BENCHMARK}

@@ -1,4 +1,4 @@
-"""The scores of the MAD benchmark: its own, averaged over batches, and plain ones over all tokens.
+"""Scores of answers, and those of the MAD benchmark: its own, averaged over batches, and plain ones over all tokens.
 
 The benchmark's accuracy is the mean recall of the classes that a batch holds or a model guesses there; a class that is only
 guessed counts as 0. It is neither the share of right tokens nor independent of the batch size, so both kinds are given.
@@ -8,10 +8,13 @@ Letters: N examples, T time, V vocabulary.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hypermlp.config import IGNORED
@@ -54,3 +57,77 @@ def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -> S
         counted += tokens
     model.train(was_training)
     return Scores(macro / len(inputs), perplexity / len(inputs), right / counted, loss / counted)
+
+
+# ---- any task: answers gathered at the scored tokens, and their means ----
+
+
+# From outputs (M, or logits M V), targets (M) and facts (M) of scored tokens to measures (M).
+Judge = Callable[[Tensor, Tensor, Mapping[str, Tensor]], dict[str, Tensor]]
+
+
+class Answers(NamedTuple):
+    """Measures at the M scored tokens of a set, in the order of its rows."""
+
+    values: dict[str, NDArray[np.float64]]  # measure → M
+    row: NDArray[np.int64]  # M: which row of the set
+    place: NDArray[np.int64]  # M: which of the row's scored tokens, from 0
+    facts: dict[str, NDArray[np.int64]]  # M
+
+    @staticmethod
+    def judged(examples: Any, outputs: Tensor, judge: Judge) -> Answers:
+        """outputs: N T, or N T V."""
+        at = (examples.targets != IGNORED).nonzero(as_tuple=True)
+        facts = {name: fact[at] if fact.ndim > 1 else fact[at[0]] for name, fact in examples.facts.items()}
+        values = {name: found.double().numpy() for name, found in judge(outputs[at].cpu(), examples.targets[at], facts).items()}
+        row = at[0].numpy()
+        first = np.searchsorted(row, row)  # rows come in order
+        return Answers(values, row, np.arange(len(row)) - first, {name: fact.numpy() for name, fact in facts.items()})
+
+    @staticmethod
+    def join(parts: Sequence[Answers]) -> Answers:
+        starts = np.cumsum([0, *(1 + part.row.max(initial=-1) for part in parts)])
+        return Answers(
+            {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
+            np.concatenate([part.row + start for part, start in zip(parts, starts[:-1], strict=True)]),
+            np.concatenate([part.place for part in parts]),
+            {name: np.concatenate([part.facts[name] for part in parts]) for name in parts[0].facts},
+        )
+
+
+@torch.no_grad()
+def answer(model: nn.Module, groups: Sequence[Any], batch: int, judge: Judge) -> Answers:
+    """What `judge` finds at every scored token of the rows (Examples of one length each)."""
+    was_training = model.training
+    model.eval()
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    parts = []
+    for rows in groups:
+        for start in range(0, len(rows.inputs), batch):
+            here = slice(start, start + batch)
+            some = type(rows)(rows.inputs[here], rows.targets[here], {name: fact[here] for name, fact in rows.facts.items()})
+            logits = model(some.inputs.to(device))
+            parts.append(Answers.judged(some, logits.float(), judge))
+    model.train(was_training)
+    return Answers.join(parts)
+
+
+def summarise(answers: Answers, unit: str, slices: Sequence[str], label: Callable[[str, int], str]) -> dict[str, Any]:
+    """The means of a set: each measure, the number of "rows", and "slices": fact → label → the same for that part.
+
+    unit "row": accuracy is the share of rows with every scored token right; other measures are means over tokens.
+    """
+    found = means(answers, np.ones(len(answers.row), dtype=bool), unit)
+    parts = {}
+    for fact in slices:
+        values = answers.facts[fact]
+        parts[fact] = {label(fact, int(value)): means(answers, values == value, unit) for value in np.unique(values)}
+    return {**found, "slices": parts}
+
+
+def means(answers: Answers, where: NDArray[np.bool_], unit: str) -> dict[str, Any]:
+    rows, row = np.unique(answers.row[where], return_inverse=True)
+    found: dict[str, Any] = {name: float(value[where].mean()) for name, value in answers.values.items()}
+    if unit == "row":
+        found["accuracy"] = float((np.bincount(row, answers.values["accuracy"][where] < 1) == 0).mean())
+    return {**found, "rows": len(rows)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,22 +13,50 @@ from torch import Tensor, nn
 from hypermlp.train.distributed import World
 from hypermlp.train.training import NotFinite, Pass, Recipe, Training, count
 
+SOLVED = "solved"  # how the reason of a run that ended by success begins
+
+
+class Rows(Protocol):
+    """Rows of one length (hypermlp.tasks: Examples)."""
+
+    @property
+    def inputs(self) -> Tensor: ...  # N T
+    @property
+    def targets(self) -> Tensor: ...  # N T
+
 
 class Examples:
-    """Batches of a fixed set, by step: every epoch has its own order, which depends on nothing but seed and epoch."""
+    """Batches by step: every epoch has its own order, which depends on nothing but seed and epoch.
 
-    def __init__(self, inputs: Tensor, targets: Tensor, *, batch: int, seed: int) -> None:
-        self.inputs, self.targets, self.batch, self.seed = inputs, targets, batch, seed
-        self.epoch = math.ceil(len(inputs) / batch)  # steps
-        self._order: tuple[int, Tensor] = (-1, torch.empty(0))
+    rows: the rows of an epoch, those of one length in one entry, as many of each length in every epoch. A batch has rows of one
+    length.
+    """
+
+    def __init__(self, rows: Callable[[int], Sequence[Rows]], *, batch: int, seed: int) -> None:
+        self.rows, self.batch, self.seed = rows, batch, seed
+        self.epoch = sum(math.ceil(len(group.inputs) / batch) for group in rows(0))  # steps
+        self._order: tuple[int, list[tuple[Rows, Tensor]]] = (-1, [])
 
     def __call__(self, step: int) -> Sequence[Pass]:
         epoch, place = divmod(step, self.epoch)
         if self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
-            self._order = epoch, torch.randperm(len(self.inputs), generator=generator)
-        rows = self._order[1][place * self.batch : (place + 1) * self.batch]
-        return [(self.inputs[rows], self.targets[rows], None)]
+            self._order = epoch, self.shuffle(epoch)
+        group, rows = self._order[1][place]
+        return [(group.inputs[rows], group.targets[rows], None)]
+
+    def shuffle(self, epoch: int) -> list[tuple[Rows, Tensor]]:
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
+        groups = self.rows(epoch)
+        batches = []
+        for group in groups:
+            order = torch.randperm(len(group.inputs), generator=generator)
+            batches += [(group, some) for some in order.split(self.batch)]
+        if len(batches) != self.epoch:
+            raise ValueError(
+                f"epoch {epoch} has {len(batches)} batches and the first one {self.epoch}; an epoch must have as many rows of "
+                "each length as every other"
+            )
+        return batches if len(groups) == 1 else [batches[i] for i in torch.randperm(len(batches), generator=generator)]
 
 
 class Fit:
@@ -40,7 +68,7 @@ class Fit:
         batches: the passes of the update that follows so many others.
         evaluate: returns at least "loss", and "accuracy" if `solved` is given; what it returns goes into the curve.
         evaluate_every: steps between evaluations; there is one after the last step too.
-        solved: stop after an evaluation with a higher accuracy.
+        solved: stop after an evaluation with a higher accuracy ("worst", the lowest of several sets, where there is one).
     """
 
     def __init__(
@@ -78,6 +106,10 @@ class Fit:
     def finished(self) -> bool:
         return self.step >= self.steps or self.stopped is not None
 
+    @property
+    def solved_it(self) -> bool:
+        return self.stopped is not None and self.stopped.startswith(SOLVED)
+
     def advance(self) -> None:
         """One update, and an evaluation where one is due."""
         begin = time.perf_counter()
@@ -100,8 +132,8 @@ class Fit:
         self.losses = []
         if not math.isfinite(scores["loss"]):
             self.stopped = f"the evaluation after step {self.step} is not finite"
-        elif self.solved is not None and scores["accuracy"] > self.solved:
-            self.stopped = f"solved after step {self.step}"
+        elif self.solved is not None and scores.get("worst", scores["accuracy"]) > self.solved:
+            self.stopped = f"{SOLVED} after step {self.step}"
 
     def scores(self, evaluate: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
         with self.training.precision():
