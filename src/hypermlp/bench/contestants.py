@@ -107,7 +107,7 @@ def build_hyper(case: Case, kind: AttnKind, impl: str) -> Contestant:
         layer=layer,
         call=lambda x: layer(x, impl=impl, chunk_T=case.chunk),
         oracle=lambda x: layer(x, impl="dense"),
-        flops=flops.hyper(config, case.batch, case.time),
+        flops=flops.forward(layer, case.batch, case.time),
     )
 
 
@@ -125,7 +125,7 @@ def build_softmax(case: Case, heads: int, fused: bool) -> Contestant:
         layer=layer,
         call=layer if fused else naive,
         oracle=naive,
-        flops=flops.softmax(case.width, case.batch, case.time),
+        flops=flops.forward(layer, case.batch, case.time),
     )
 
 
@@ -142,14 +142,15 @@ def build_named(case: Case) -> Contestant:
             layer=layer,
             call=layer,
             oracle=lambda x: layer(x, impl="dense"),
-            flops=flops.hyper(layer.config, case.batch, case.time),
+            flops=flops.forward(layer, case.batch, case.time),
         )
 
     def decode(x: Tensor) -> Tensor:
         cache = layer.new_cache(x.shape[0], max_len=x.shape[1])
         return torch.cat([layer(token, cache=cache) for token in x.split(1, dim=1)], dim=1)
 
-    return Contestant(case=case, layer=layer, call=layer, oracle=decode, flops=None, longest_check=DECODED)
+    work = flops.forward(layer, case.batch, case.time)
+    return Contestant(case=case, layer=layer, call=layer, oracle=decode, flops=work, longest_check=DECODED)
 
 
 def build_authors(case: Case) -> Contestant:
@@ -167,7 +168,7 @@ def build_authors(case: Case) -> Contestant:
         layer=theirs,
         call=theirs,
         oracle=lambda x: ours(x, impl="dense"),
-        flops=flops.hyper(config, case.batch, case.time),
+        flops=flops.forward(ours, case.batch, case.time),
     )
 
 

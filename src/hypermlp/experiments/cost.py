@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from hypermlp.bench import flops
 from hypermlp.experiments.configs import RunConfig, build_without_memory
-from hypermlp.mixers import HyperGLU, SoftmaxAttention
 from hypermlp.models.lm import Block, LanguageModel, ModelConfig, count_parameters
 from hypermlp.train.distributed import World
 from hypermlp.train.language import language_model, new_training
@@ -84,14 +83,11 @@ def operations(config: ModelConfig, context: int) -> tuple[dict[str, float], tup
     mixing, uncounted = 0.0, []
     for block, name in zip(model.blocks, config.mixers, strict=True):
         mixer = block.get_submodule("mixer")
-        if isinstance(mixer, HyperGLU):
-            one, all_ = (flops.hyper(mixer.config, 1, time) for time in (1, context))
-        elif isinstance(mixer, SoftmaxAttention):
-            one, all_ = (flops.softmax(config.width, 1, time) for time in (1, context))
-        else:
+        found = flops.work(mixer, context)
+        if found is None:
             uncounted.append(name)
-            continue
-        mixing += 3 * (all_ - context * one) / context  # what the other tokens of a sequence add to each
+        else:
+            mixing += 2 * flops.TRAINING * found.mixing / context
     return {"weights, 6·N": 6.0 * active, "mixing": mixing}, tuple(dict.fromkeys(uncounted))
 
 

@@ -129,3 +129,41 @@ def read_table2(text: str) -> dict[str, dict[str, Table2Row]]:
 
 
 TABLE2 = read_table2(TABLE2_TEXT)
+
+
+@dataclass(frozen=True)
+class Table5Row:
+    """One system as a whole model of GPT-2 small's size, batch 8, 1024 tokens, on an L40S: forward, then training."""
+
+    flops: tuple[float, float]  # 10¹²
+    flops_per_token: tuple[float, float]  # 10⁶
+    seconds: tuple[float, float]
+    tokens_per_second: tuple[float, float]  # 10³
+    gigabytes: tuple[float, float]  # at the peak
+
+
+TABLE5_TOKENS = 8 * 1024  # of a step
+TABLE5_TEXT = """
+    HyperGLU      1.50 4.50  183.27 549.76  0.0395 0.1190  207.4  68.8   8.40  8.54
+    RWKV7         1.47 4.41  179.35 538.09  0.0532 0.1711  154.0  47.9  10.59 11.14
+    LinAttn       1.39 4.18  169.94 509.75  0.0264 0.0775  310.0 105.7   7.00  7.11
+    HGRN2         1.39 4.18  169.89 509.65  0.0295 0.0880  277.4  93.1   7.87  7.98
+    SM(Naive)     1.70 5.11  207.84 623.41  0.0552 0.2689  148.5  30.5  11.18 12.10
+    SM(Flash)     1.39 4.18  169.89 509.65  0.0300 0.0880  272.9  93.1   6.66  6.76
+    GLA           1.70 5.11  208.03 623.90  0.0929 0.2945   88.2  27.8  16.80 18.06
+    Mamba         1.28 3.84  156.33 468.97  0.0306 0.0899  267.6  91.1   7.51  7.61
+    GSA           1.51 4.52  184.04 552.11  0.0378 0.1244  216.9  65.8   9.77  9.88
+    PaTH          1.40 4.21  171.29 513.84  0.0349 0.1280  234.7  64.0   7.38  7.59
+"""
+
+
+def read_table5(text: str) -> dict[str, Table5Row]:
+    rows = {}
+    for line in text.strip().splitlines():
+        name, *numbers = line.split()
+        values = list(map(float, numbers))
+        rows[name] = Table5Row(*((values[i], values[i + 1]) for i in range(0, 10, 2)))
+    return rows
+
+
+TABLE5 = read_table5(TABLE5_TEXT)
