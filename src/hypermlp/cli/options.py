@@ -33,6 +33,13 @@ InitName = Annotated[
         help="How convolutions and lag factors begin: paper, or decays. Default: paper at published scales, else decays.",
     ),
 ]
+Tune = Annotated[
+    bool,
+    typer.Option(
+        "--search",
+        help="First choose the learning rate of each mixer on each setting, on the validation split with seeds of its own.",
+    ),
+]
 Retry = Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hypermlp.cli.app import app
-from hypermlp.cli.options import Device, ExecutorName, InitName, MixersOption, Retry, Seeds, Workers
+from hypermlp.cli.options import Device, ExecutorName, InitName, MixersOption, Retry, Seeds, Tune, Workers
 from hypermlp.report.terminal import new_console, say
 
 
@@ -76,6 +76,7 @@ def mad_run(
     width: Annotated[int | None, typer.Option(min=16, help="Of the models, instead of the scale's.")] = None,
     lr: Annotated[list[float] | None, typer.Option(help="Learning rate; may be given several times.")] = None,
     init: InitName = None,
+    search: Tune = False,
     retry_failed: Retry = False,
     out: Annotated[Path, typer.Option(help="Folder for the runs; started again with it, finished runs are kept.")] = Path(
         "runs/mad"
@@ -85,6 +86,7 @@ def mad_run(
     from hypermlp.cli import watch
     from hypermlp.studies.executors import find_executor
     from hypermlp.studies.mad import task_study
+    from hypermlp.studies.search import choose_search
     from hypermlp.studies.table1 import contestants
     from hypermlp.tasks.mad import MAD
 
@@ -98,8 +100,9 @@ def mad_run(
         examples=examples,
         batch=batch,
         width=width,
-        lr=lr,
+        lr=None if search else lr,
         init=init,
+        search=choose_search(lr) if search else None,
     )
     workforce = find_executor(executor, workers, device)
     watch.run_study(console, out, study, contestants(mixers), seeds=seeds, executor=workforce, retry_failed=retry_failed)
@@ -121,6 +124,7 @@ def table1(
         str | None, typer.Option(help="A prepared corpus for the language half. Default: Python's own source.")
     ] = None,
     init: InitName = None,
+    search: Tune = False,
     retry_failed: Retry = False,
     out: Annotated[Path, typer.Option(help="Folder for the runs; started again with it, finished runs are kept.")] = Path(
         "runs/table1"
@@ -130,10 +134,12 @@ def table1(
     from hypermlp.cli import watch
     from hypermlp.report.page import write_report
     from hypermlp.studies.executors import find_executor
+    from hypermlp.studies.search import choose_search
     from hypermlp.studies.table1 import contestants, table1_studies
 
     console, names = new_console(), contestants(mixers)
-    studies = table1_studies(scale, half, corpus=corpus, device=device, init=init)
+    tuning = choose_search() if search else None
+    studies = table1_studies(scale, half, corpus=corpus, device=device, init=init, search=tuning)
     workforce = find_executor(executor, workers, device)
     for folder, study in studies.items():
         watch.run_study(console, out / folder, study, names, seeds=seeds, executor=workforce, retry_failed=retry_failed)

@@ -21,6 +21,7 @@ from hypermlp.studies.demo import MIXERS, DemoStudy
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import read_lines
 from hypermlp.studies.mad import TaskStudy
+from hypermlp.studies.search import PHASE
 from hypermlp.studies.study import Study
 
 
@@ -41,6 +42,7 @@ def run_study(
 
 
 def scores_so_far(study: Study, mixers: Sequence[str], records: Sequence[Record], width: int) -> Group:
+    records = [record for record in records if record.get("phase") != PHASE]
     if not isinstance(study, TaskStudy):
         return losses(records, mixers, width)
     settings = {key: setting.task for key, setting in study.settings().items()}

@@ -29,6 +29,7 @@ from hypermlp.report.estimates import ENOUGH, NONE, interval, signed
 from hypermlp.report.kernels import lag_kernels
 from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, plural, prose, spread, table, verdict, words
 from hypermlp.report.readings import what_answers_read
+from hypermlp.report.search import search_section
 from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study, read_studies
 from hypermlp.report.table1 import TITLES, Cell, columns, grid, legend
 
@@ -71,16 +72,16 @@ def links_of(links: Iterable[str]) -> str:
 
 def heading(study: Study) -> str:
     parts = []
-    if study.mad:
-        parts.append(f"MAD, {study.mad[0]['protocol']} protocol")
-    if study.language:
+    if "mad" in study.plans:
+        parts.append(f"MAD, {study.plans['mad']['protocol']} protocol")
+    if "language" in study.plans:
         parts.append("language modelling")
     text = " and ".join(parts)
     return f"{text[0].upper()}{text[1:]}" + ("" if study.folders == (".",) else f" ({', '.join(study.folders)})")
 
 
 def study_sections(study: Study) -> list[Section]:
-    kernels, readings = lag_kernels(study), what_answers_read(study)
+    kernels, readings, search = lag_kernels(study), what_answers_read(study), search_section(study)
     return [
         Section("Summary", summary(study)),
         Section("Table 1", table1(study)),
@@ -90,6 +91,7 @@ def study_sections(study: Study) -> list[Section]:
         Section("Accuracy against difficulty", difficulty(study)),
         Section("Claims", claim_cards(study)),
         Section("Predictions", prediction_table(study)),
+        *([Section("Search", search)] if search else []),
         Section("Parameter budgets", budgets(study)),
         Section("Run times", run_times(study)),
         Section("Failures", failures(study)),
@@ -131,7 +133,7 @@ def judged(study: Study) -> str:
 
 def scale(plan: dict[str, Any]) -> str:
     """The plan's plain numbers."""
-    hidden = ("study", "kind", "models", "own", "protocol", "changes")
+    hidden = ("study", "kind", "models", "own", "protocol", "changes", "search")
     return ", ".join(f"{name} {plan_text(value)}" for name, value in plan.items() if name not in hidden and value is not None)
 
 

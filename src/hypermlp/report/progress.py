@@ -16,6 +16,7 @@ from hypermlp.report.table1 import TITLES
 from hypermlp.report.terminal import Column, say, tabulate
 from hypermlp.studies.engine import Progress, Running
 from hypermlp.studies.scores import common_mean, task_scores
+from hypermlp.studies.search import PHASE
 
 Scores = Callable[[Sequence[Record], int], Group]  # the table of finished runs, for a width
 
@@ -39,7 +40,8 @@ class Screen:
         """The bar comes first, since a low window cuts off the end."""
         self.progress = progress
         failed = f", {progress.failed} failed" if progress.failed else ""
-        description = "stopping, saving …" if progress.stopping else time_left(progress) + failed
+        phase = f", {progress.phase}" if progress.phase else ""
+        description = "stopping, saving …" if progress.stopping else time_left(progress) + failed + phase
         self.bar.update(self.task, total=progress.total, completed=len(progress.finished), description=description)
         width = self.console.width
         parts = [self.bar, Text(), running_table(progress.running, width), self.scores(progress.finished, width)]
@@ -63,7 +65,7 @@ def describe(run: Record) -> str:
     title = title_of(run["mixer"])
     mixer = f"{run['mixer']} ({title})" if title else run["mixer"]
     if run.get("kind") == "language":
-        return f"{mixer}, language model"
+        return f"{mixer}, language model" + (f", learning rate {run['lr']:g}" if run.get("phase") or run.get("rung") else "")
     changes = [part for part in run["setting"].partition("/")[2].split(",") if "=" in part and "num_test" not in part]
     setting = f" ({changes[0].replace('_', ' ').replace('=', ' ')})" if len(changes) == 1 else ""  # several: of all runs alike
     rate = f", learning rate {run['lr']:g}" if run.get("lr") is not None else ""
@@ -74,6 +76,9 @@ def outcome(record: Record) -> str:
     run = f"{describe(record)}, seed {record['seed']}:"
     if record["error"] is not None:
         return f"{run} failed: {record['error']}"
+    if record.get("phase") == PHASE:
+        loss = "no loss" if record["score"] is None else f"validation loss {record['score']:.4f}"
+        return f"{run} {PHASE}, {loss} after {record['step']} steps, {record['seconds']:.0f} s"
     score = record["final"] if record.get("kind") == "language" else record["metrics"]
     if score is None:
         return f"{run} no score: {record['stopped']}"

@@ -35,6 +35,7 @@ from hypermlp.report.estimates import Estimate, estimate
 from hypermlp.studies.folder import read_lines
 from hypermlp.studies.language import LAST
 from hypermlp.studies.scores import common_mean, setting_score, task_scores
+from hypermlp.studies.search import PHASE, Outcome, Place, Search, place_of, read_search
 from hypermlp.tasks import TASKS
 from hypermlp.tasks.mad_settings import Setting, chance
 from hypermlp.train.metrics import LINES, read_metrics
@@ -60,6 +61,8 @@ class Study:
     mad: list[Record]
     language: list[Record]
     damaged: int = 0  # lines that are no runs
+    searched: tuple[Record, ...] = ()  # runs that only chose a learning rate
+    searches: dict[Place, Outcome] = dataclasses.field(default_factory=dict)
 
     @property
     def records(self) -> list[Record]:
@@ -67,11 +70,7 @@ class Study:
 
     @cached_property
     def mixers(self) -> list[str]:
-        """In the order of Table 1, then other labels, then rivals."""
-        order = [*TABLE1, *MIXERS]
-        found = {record["mixer"] for record in self.records}
-        last = len(TABLE1) - 0.5  # between the labels of the table and the registry
-        return sorted(found, key=lambda name: (order.index(name) if name in order else last, name))
+        return sorted({record["mixer"] for record in self.records}, key=table_order)
 
     @cached_property
     def reference(self) -> str | None:
@@ -195,6 +194,13 @@ class Study:
         return {name: sorted([*points, (read_setting(base)[name], base)]) for name, points in found.items()}
 
 
+def table_order(mixer: str) -> tuple[float, str]:
+    """The order of Table 1, then other labels, then rivals."""
+    order = [*TABLE1, *MIXERS]
+    last = len(TABLE1) - 0.5  # between the labels of the table and the registry
+    return (order.index(mixer) if mixer in order else last), mixer
+
+
 def final_loss(record: Record) -> float | None:
     if record["error"] is not None:
         return None
@@ -267,6 +273,21 @@ class Part:
     starts: list[dict[str, Any]]
     records: list[Record]
     damaged: int
+
+    @cached_property
+    def searches(self) -> dict[Place, Outcome]:
+        """What the search of this folder has found, if it has one."""
+        rules = self.plan.get("search")
+        return read_search(Search.from_plan(rules), self.records) if rules else {}
+
+    @property
+    def counted(self) -> list[Record]:
+        """The runs that are no search's; where one was made, those with the learning rate that it chose."""
+        found = [record for record in self.records if record.get("phase") != PHASE]
+        if not self.searches:
+            return found
+        rates = {place: outcome.rate for place, outcome in self.searches.items()}
+        return [record for record in found if rates.get(place_of(record)) == record["lr"]]
 
     @property
     def rules(self) -> dict[str, Any]:
@@ -361,7 +382,7 @@ def new_study(parts: Sequence[Part]) -> Study:
     tell_apart([record for part in parts if part.plan.get("study") == "training" for record in part.records])
     runs: dict[str, dict[tuple[Any, ...], Record]] = {"mad": {}, "language": {}}
     for part in parts:
-        for r in part.records:
+        for r in part.counted:
             identity = tuple(r.get(name) for name in ("mixer", "setting", "seed", "lr", "weight_decay"))
             runs[part.kind][identity] = r
     starts = {part.folder: part.starts for part in parts}
@@ -372,6 +393,8 @@ def new_study(parts: Sequence[Part]) -> Study:
         mad=list(runs["mad"].values()),
         language=list(runs["language"].values()),
         damaged=sum(part.damaged for part in parts),
+        searched=tuple(record for part in parts for record in part.records if record.get("phase") == PHASE),
+        searches={place: outcome for part in parts for place, outcome in part.searches.items()},
     )
 
 

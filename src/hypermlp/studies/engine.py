@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from hypermlp import notice
 from hypermlp.errors import RunError
@@ -17,7 +19,7 @@ from hypermlp.files import Record, delete
 from hypermlp.interrupts import stop_signals
 from hypermlp.studies.executors import Executor, LocalPool, Message, WorkerLink
 from hypermlp.studies.folder import Folder
-from hypermlp.studies.worker import Job, Work
+from hypermlp.studies.worker import Job, Work, checkpoint_key
 
 MEASURED = 5.0  # seconds of work from which the time left is estimated
 PATIENCE = 30.0  # seconds that workers have to save where they are when the study stops
@@ -43,6 +45,7 @@ class Progress:
     running: tuple[Running, ...]
     seconds_left: float | None  # None until a speed was measured
     stopping: bool = False  # by Ctrl-C or SIGTERM; workers are saving
+    phase: str = ""  # of the study, where it has several
 
     @property
     def failed(self) -> int:
@@ -72,6 +75,8 @@ def run(
     executor: Executor | None = None,
     retry_failed: bool = False,
     checkpoint_seconds: float = 60.0,
+    marks: Mapping[str, Any] = MappingProxyType({}),
+    phase: str = "",
     tell: Callable[[Progress], None] = lambda progress: None,
     done: Callable[[Record], None] = lambda record: None,
 ) -> list[Record]:
@@ -84,10 +89,12 @@ def run(
         executor: where the workers run; by default a process per core or GPU of this machine.
         retry_failed: run again what has failed before.
         checkpoint_seconds: how often an unfinished run is saved.
+        marks: what every record of these jobs says besides.
+        phase: of the study, for the display.
         tell: called a few times a second with the state of things.
         done: called with the record of every run that ends.
     """
-    engine = Engine(folder, jobs, work, executor or LocalPool(), retry_failed, checkpoint_seconds, done)
+    engine = Engine(folder, jobs, work, executor or LocalPool(), retry_failed, checkpoint_seconds, marks, phase, done)
     with stop_signals("stopping, saving the runs at work …; once more: stop at once") as signals:
         try:
             while engine.todo or engine.workers:
@@ -117,12 +124,15 @@ class Engine:
         executor: Executor,
         retry_failed: bool,
         every: float,
+        marks: Mapping[str, Any],
+        phase: str,
         done: Callable[[Record], None],
     ) -> None:
         for key, count in Counter(job.key for job in jobs).items():
             if count > 1:
                 raise ValueError(f"{count} jobs have the key {key!r}; each needs its own")
-        self.folder, self.jobs, self.work, self.executor, self.every, self.done = folder, jobs, work, executor, every, done
+        self.folder, self.jobs, self.work, self.executor, self.every = folder, jobs, work, executor, every
+        self.marks, self.phase, self.done = marks, phase, done
         self.todo: deque[Job] = deque(job for job in jobs if self._open(job, retry_failed))
         self.workers: list[Worker] = []
         self.began: float | None = None  # when the first run told how far it is, or ended
@@ -168,7 +178,8 @@ class Engine:
                 self.worked += job.cost
             self.began = self.began or time.monotonic()
             self._finish(worker, {"error": None, **value})
-            delete(self.folder.checkpoint(job.key))
+            if not getattr(job, "pauses", False):
+                delete(self.folder.checkpoint(checkpoint_key(job)))
         if kind == "ready":
             worker.ready, self.lost_starts = True, 0
         if kind in ("ready", "done", "failed") and not worker.dismissed:
@@ -184,7 +195,7 @@ class Engine:
     def _finish(self, worker: Worker, outcome: Record) -> None:
         assert worker.run is not None
         job, worker.run = worker.run.job, None
-        record = {"key": job.key, **job.identity, **outcome, "start": self.folder.start}
+        record = {"key": job.key, **job.identity, **self.marks, **outcome, "start": self.folder.start}
         self.folder.append(record)
         self.done(record)
 
@@ -210,4 +221,5 @@ class Engine:
         ahead = sum(job.cost for job in self.todo) + sum(run.job.cost - run.share(run.step) for run in running)
         seconds = 0.0 if self.began is None else time.monotonic() - self.began
         left = ahead * seconds / self.worked if self.worked and seconds >= MEASURED else None
-        return Progress(len(self.jobs), finished, tuple(running), left if ahead else 0.0, self.stopping is not None)
+        left = left if ahead else 0.0
+        return Progress(len(self.jobs), finished, tuple(running), left, self.stopping is not None, self.phase)

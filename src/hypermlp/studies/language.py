@@ -7,13 +7,14 @@ Models have learned position embeddings and equal parameters (models/budget.py),
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -59,8 +60,10 @@ class LanguageStudy(Study):
     decayed: Decayed = "all"
 
     kind: ClassVar[str] = "language"
+    measure: ClassVar[str] = "validation_loss"
+    rate_field: ClassVar[str] = "lr"
     flat: ClassVar[bool] = True
-    since: ClassVar[tuple[str, ...]] = ("precision", "init", "micro", "vocabulary", "decay", "final", "betas", "decayed")
+    since: ClassVar[tuple[str, ...]] = (*Study.since, "micro", "vocabulary", "decay", "final", "betas", "decayed")
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "length", "batch", "steps", "evaluations", "sample"):
@@ -112,6 +115,9 @@ class LanguageStudy(Study):
             return LanguageModel(self.config(mixer, size, inner))
 
         return match_models(mixers, self.width, self.length, build, published_inner(self.width, "gpt2"))
+
+    def at_rate(self, rate: float) -> Self:
+        return dataclasses.replace(self, lr=rate)
 
     def jobs(self, setting: None, mixer: str, model: MatchedModel, seed: int) -> list[Any]:
         size, note = model.mixer.size, model.mixer.note
@@ -194,11 +200,12 @@ class LanguageJob:
 
     @property
     def key(self) -> str:
-        return f"language/{self.mixer}/seed={self.seed}"
+        rate = f",lr={self.study.lr:g}" if self.study.search is not None else ""  # otherwise the plan has it
+        return f"language/{self.mixer}/seed={self.seed}{rate}"
 
     @property
     def identity(self) -> Record:
-        return {"kind": "language", "mixer": self.mixer, "seed": self.seed}
+        return {"kind": "language", "mixer": self.mixer, "seed": self.seed, "lr": self.study.lr}
 
     @property
     def cost(self) -> float:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from hypermlp.mixers import build_mixer, own
 from hypermlp.models.budget import MatchedModel, match_models
 from hypermlp.models.lm import count_parameters, published_inner
 from hypermlp.models.mad import build_model
+from hypermlp.studies.search import Search
 from hypermlp.studies.study import Study, each_once
 from hypermlp.studies.worker import RunContext, Work, run_to_the_end
 from hypermlp.tasks import TASKS, Material, Setting
@@ -74,6 +75,7 @@ class TaskStudy(Study):
     changes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)  # per task, to its settings
 
     kind: ClassVar[str] = "mad"
+    rate_field: ClassVar[str] = "rates"
     chosen: ClassVar[tuple[str, ...]] = ("tasks", "scale")
 
     def __post_init__(self) -> None:
@@ -88,6 +90,11 @@ class TaskStudy(Study):
             raise ValueError("a run's length is given in epochs or in steps: give one of them")
         if not self.rates or min(self.rates) <= 0 or not self.decays or min(self.decays) < 0:
             raise ValueError(f"learning rates {self.rates} must be above 0, weight decays {self.decays} at least 0")
+        if self.search is not None and (not self.rules.validation or len(self.decays) > 1):
+            raise ValueError(
+                f"a search needs a validation split and one weight decay, not the protocol {self.protocol} with decays "
+                f'{self.decays}; use protocol="clean" and one decay'
+            )
 
     @property
     def rules(self) -> Protocol:
@@ -130,6 +137,9 @@ class TaskStudy(Study):
 
     def match(self, setting: Setting, mixers: Sequence[str]) -> dict[str, MatchedModel]:
         return match_models(mixers, self.width, setting.seq_len, partial(self.build, setting), published_inner(self.width))
+
+    def at_rate(self, rate: float) -> Self:
+        return dataclasses.replace(self, rates=(rate,))
 
     def jobs(self, setting: Setting, mixer: str, model: MatchedModel, seed: int) -> list[Any]:
         return [
@@ -208,6 +218,7 @@ def task_study(
     lr: Sequence[float] | None = None,
     precision: Precision | None = None,
     init: str | None = None,
+    search: Search | None = None,
 ) -> TaskStudy:
     """The study of a scale, with other numbers where they are given; `steps` is then the same for every task."""
     choose_from("scale", scale, tuple(SCALES))
@@ -220,7 +231,7 @@ def task_study(
         numbers |= {"epochs": epochs, "steps": None}
     if steps is not None:
         numbers |= {"epochs": None, "steps": dict.fromkeys(MAD, steps)}
-    return TaskStudy(protocol=protocol, tasks=tuple(tasks), **numbers)
+    return TaskStudy(protocol=protocol, tasks=tuple(tasks), search=search, **numbers)
 
 
 # ---- one run ----
@@ -345,6 +356,6 @@ def faithful_metrics(run: Fit) -> dict[str, float] | None:
 
 def clean_metrics(run: Fit, test: Callable[[nn.Module], dict[str, Any]]) -> dict[str, Any] | None:
     """Test scores of the last weights, and the validation loss they are chosen by; None for a run that blew up."""
-    if run.stopped is not None and not run.solved_it:
+    if run.blew_up:
         return None
     return {"step": run.step, **run.scores(test), "validation_loss": run.curve[-1]["loss"]}

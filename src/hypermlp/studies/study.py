@@ -8,22 +8,33 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 from hypermlp.checks import choose_from
 from hypermlp.config import Init
-from hypermlp.files import Record
+from hypermlp.files import Record, delete
 from hypermlp.mixers import build_mixer, own
 from hypermlp.models.budget import MatchedModel
 from hypermlp.studies import engine
 from hypermlp.studies.engine import Progress
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import Folder
+from hypermlp.studies.search import FINAL, PHASE, Place, Search, Trial, is_failed_trial, read_search, settle, try_out
 from hypermlp.studies.worker import Job, Work
 from hypermlp.train.training import Precision
+
+
+class Contest(NamedTuple):
+    """One mixer on one setting."""
+
+    key: str  # of the setting
+    setting: Any
+    mixer: str
+    model: MatchedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +43,14 @@ class Study(ABC):
 
     precision: Precision = "float32"
     init: Init = "paper"  # how convolutions and lag factors begin, in every contestant that has them (docs/layer.md)
+    search: Search | None = None  # how each mixer's learning rate is chosen on each setting; None: it is given
 
     kind: ClassVar[str]  # of the plan and its records
+    measure: ClassVar[str] = "loss"  # of a run's curve: the validation loss, by which a search chooses
+    rate_field: ClassVar[str]  # what says the learning rates that a search replaces
     flat: ClassVar[bool] = False  # there is one setting, which the plan's models are not filed under
     chosen: ClassVar[tuple[str, ...]] = ()  # fields that say which runs to do, not how
-    since: ClassVar[tuple[str, ...]] = ("precision", "init")  # fields that older plans lack: written unless at the default
+    since: ClassVar[tuple[str, ...]] = ("precision", "init", "search")  # fields that older plans lack: written unless default
 
     @property
     @abstractmethod
@@ -55,6 +69,10 @@ class Study(ABC):
     def jobs(self, setting: Any, mixer: str, model: MatchedModel, seed: int) -> list[Job]:
         """The runs of one mixer: one, or one per learning rate and weight decay."""
 
+    @abstractmethod
+    def at_rate(self, rate: float) -> Self:
+        """The same study with this learning rate alone."""
+
     def check(self, mixers: Sequence[str], seeds: int) -> None:
         """Bad names fail before anything starts."""
         each_once("mixers", mixers)
@@ -70,8 +88,10 @@ class Study(ABC):
         values: dict[str, Any] = {"study": self.kind}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name in self.chosen or (field.name in self.since and value == field.default):
+            searched = self.search is not None and field.name == self.rate_field
+            if searched or field.name in self.chosen or (field.name in self.since and value == field.default):
                 continue
+            value = value.to_plan() if isinstance(value, Search) else value
             values[field.name] = list(value) if isinstance(value, tuple) else value
         return values
 
@@ -87,27 +107,76 @@ class Study(ABC):
         tell: Callable[[Progress], None] = lambda progress: None,
         done: Callable[[Record], None] = lambda record: None,
     ) -> list[Record]:
-        """Run what is missing in `out`, and return the records of all that was asked for (engine.py: run)."""
+        """Run what is missing in `out`, and return the records of all that was asked for (engine.py: run).
+
+        With a search its runs come first; the records are those of the settings that it chose.
+        """
         self.check(mixers, seeds)
         with Folder(out) as folder:
-            jobs = self.plan_jobs(folder, mixers, seeds)
-            return engine.run(
-                folder,
-                jobs,
-                self.work,
-                executor=executor,
-                retry_failed=retry_failed,
-                checkpoint_seconds=checkpoint_seconds,
-                tell=tell,
-                done=done,
-            )
+            contests = self.plan_contests(folder, mixers)
+            run = partial(engine.run, folder, executor=executor, checkpoint_seconds=checkpoint_seconds, tell=tell, done=done)
+            if self.search is None:
+                return run(self.list_jobs(contests, seeds), self.work, retry_failed=retry_failed)
+            rates = self.run_search(folder, contests, run, retry_failed)
+            jobs = self.list_jobs(contests, seeds, rates)
+            return run(jobs, self.work, retry_failed=retry_failed, marks={"phase": FINAL}, phase=FINAL)
+
+    def run_search(
+        self, folder: Folder, contests: Sequence[Contest], run: Callable[..., list[Record]], retry_failed: bool
+    ) -> dict[Place, float]:
+        """Run the rungs of all contests, one after the other; the rate that each has found."""
+        assert self.search is not None
+        if retry_failed:
+            for key in [key for key, record in folder.records.items() if is_failed_trial(record)]:
+                del folder.records[key]
+        while trials := self.next_trials(contests, folder.records.values()):
+            rungs = sorted({trial.rung for trial in trials})
+            options: dict[str, Any] = {"marks": {"phase": PHASE}}
+            options["phase"] = f"{PHASE}, to {' and '.join(f'{rung:.0%}' for rung in rungs)} of the steps"
+            run(trials, try_out, **options)
+            lost = [trial for trial in trials if is_failed_trial(folder.records[trial.key])]
+            run(lost, try_out, retry_failed=True, **options)  # once more, so that a killed worker decides nothing
+            going_on = {trial.run for trial in self.next_trials(contests, folder.records.values())}
+            for trial in trials:
+                if trial.run not in going_on:
+                    delete(folder.checkpoint(trial.run))
+        rates = {place: found.rate for place, found in read_search(self.search, folder.records.values()).items()}
+        return {place: rate for place, rate in rates.items() if rate is not None}
+
+    def next_trials(self, contests: Sequence[Contest], records: Iterable[Record]) -> list[Trial]:
+        """The runs that the search needs next, by setting and seed; none when all contests are decided."""
+        assert self.search is not None
+        found, trials = read_search(self.search, records), []
+        for seed in self.search.own_seeds:
+            for contest in contests:
+                outcome = found.get((contest.mixer, contest.key)) or settle(self.search, {})
+                for rate, rung in outcome.missing:
+                    (job,) = self.at_rate(rate).jobs(contest.setting, contest.mixer, contest.model, seed)
+                    trials.append(Trial(job=job, work=self.work, measure=self.measure, rate=rate, rung=rung))
+        have = {record["key"] for record in records}
+        return [trial for trial in trials if trial.key not in have]
 
     def plan_jobs(self, folder: Folder, mixers: Sequence[str], seeds: int) -> list[Job]:
-        """Write the plan into the folder, and list its runs. Mixers that came before take part in the budget."""
+        """Write the plan into the folder, and list its runs, of a study without a search."""
+        return self.list_jobs(self.plan_contests(folder, mixers), seeds)
+
+    def list_jobs(self, contests: Sequence[Contest], seeds: int, rates: Mapping[Place, float] | None = None) -> list[Job]:
+        """The runs that count, by setting and seed; `rates`: those of a search, by mixer and setting."""
+        jobs: list[Job] = []
+        for key in dict.fromkeys(contest.key for contest in contests):
+            for seed in range(seeds):
+                for contest in contests:
+                    if contest.key == key:
+                        study = self if rates is None else self.at_rate(rates[contest.mixer, key])
+                        jobs += study.jobs(contest.setting, contest.mixer, contest.model, seed)
+        return jobs
+
+    def plan_contests(self, folder: Folder, mixers: Sequence[str]) -> list[Contest]:
+        """Write the plan into the folder, and match the models. Mixers that came before take part in the budget."""
         known: dict[str, Any] = folder.plan.get("models", {})
         known = {"": known} if self.flat else known
         contestants = list(dict.fromkeys([*(name for models in known.values() for name in models), *mixers]))
-        jobs: list[Job] = []
+        contests: list[Contest] = []
         models: dict[str, Any] = {}
         for key, setting in self.settings().items():
             matched = self.match(setting, contestants)
@@ -119,11 +188,9 @@ class Study(ABC):
                     f"{', '.join(changed)} would have to be trained again to match it; run all of them in another folder than "
                     f"{folder.path}"
                 )
-            for seed in range(seeds):
-                for name in mixers:
-                    jobs += self.jobs(setting, name, matched[name], seed)
+            contests += [Contest(key, setting, name, matched[name]) for name in mixers]
         folder.begin({**self.numbers(), "models": models[""] if self.flat else models, "own": own.adopt(mixers)})
-        return jobs
+        return contests
 
 
 def each_once(name: str, values: Sequence[str]) -> None:

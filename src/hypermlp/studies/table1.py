@@ -15,6 +15,7 @@ from hypermlp.mixers.labels import TABLE1
 from hypermlp.studies.executors import find_device
 from hypermlp.studies.language import language_study
 from hypermlp.studies.mad import task_study
+from hypermlp.studies.search import Search
 from hypermlp.studies.study import Study
 
 # Enough labels for every finding of the paper's "Result analysis", and four rivals.
@@ -46,6 +47,7 @@ def table1_studies(
     corpus: str | None = None,
     device: str = "auto",
     init: str | None = None,
+    search: Search | None = None,
 ) -> dict[str, Study]:
     """Folder → study: the halves of Table 1 at a scale.
 
@@ -69,7 +71,8 @@ def table1_studies(
     protocol, mad_scale = ("faithful", "full") if paper else ("clean", scale)
     studies: dict[str, Study] = {}
     if half != "language":
-        studies["mad"] = task_study(protocol, mad_scale, precision=precision, init=init)
+        studies["mad"] = task_study(protocol, mad_scale, precision=precision, init=init, search=search)
     if half != "mad":
-        studies["language"] = dataclasses.replace(language_study(scale, corpus=corpus, init=init), precision=precision)
+        language = language_study(scale, corpus=corpus, init=init)
+        studies["language"] = dataclasses.replace(language, precision=precision, search=search)
     return studies

@@ -47,6 +47,11 @@ class Job(Protocol):
         """In any unit; for the time left."""
 
 
+def checkpoint_key(job: Job) -> str:
+    """The key that a run's checkpoints are kept under; jobs that continue one another (search.py) share one, `run`."""
+    return str(getattr(job, "run", job.key))
+
+
 class Connection(Protocol):
     """A pipe to the process that runs the study."""
 
@@ -57,6 +62,14 @@ class Connection(Protocol):
 
 class Stopped(BaseException):
     """The study ends; the run is saved and continues another time."""
+
+
+class Paused(BaseException):
+    """A run has come as far as its context lets it, and is saved."""
+
+    def __init__(self, run: Fit) -> None:
+        super().__init__()
+        self.run = run
 
 
 class DiskError(OSError):
@@ -71,6 +84,7 @@ class RunContext:
         self.checkpoints = Checkpoints(checkpoints, World(), keep=1)
         self.saved = time.monotonic()
         self.told = -math.inf
+        self.until: float | None = None  # the share of the steps after which the run is paused; None: it goes to its end
 
     @property
     def world(self) -> World:
@@ -89,19 +103,19 @@ class RunContext:
         now = time.monotonic()
         asked = self.asked_to_stop()
         if asked or now - self.saved >= self.every:
-            tensors, progress = state()
-            try:
-                self.checkpoints.save(step, tensors, files={PROGRESS: json.dumps(progress)})
-            except OSError as error:
-                raise DiskError(
-                    error.errno, f"cannot write checkpoints to {self.checkpoints.folder} ({error.strerror})"
-                ) from error
-            self.saved = now
+            self.save(step, *state())
         if asked:
             raise Stopped
         if now - self.told >= 0.2 or step == steps:
             self.told = now
             send(self.connection, "step", (step, steps, metrics))
+
+    def save(self, step: int, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
+        try:
+            self.checkpoints.save(step, tensors, files={PROGRESS: json.dumps(progress)})
+        except OSError as error:
+            raise DiskError(error.errno, f"cannot write checkpoints to {self.checkpoints.folder} ({error.strerror})") from error
+        self.saved = time.monotonic()
 
     def asked_to_stop(self) -> bool:
         try:
@@ -129,13 +143,20 @@ class ForwardNotices(logging.Handler):
 
 
 def run_to_the_end(run: Fit, context: RunContext | None, shown: Callable[[Fit], dict[str, float]]) -> None:
-    """Advance from the last checkpoint to the end, and report after every step."""
+    """Advance from the last checkpoint to the end, and report after every step; or to where the context pauses it."""
     if context is not None and (progress := context.load(run.state()[0])) is not None:
         run.resume(progress)
-    while not run.finished:
+    last = run.steps if context is None or context.until is None else math.ceil(context.until * run.steps)
+    while not run.finished and run.step < last:
         run.advance()
         if context is not None:
-            context.tick(run.step, run.steps, shown(run), run.state)
+            context.tick(run.step, last, shown(run), run.state)
+    if context is not None and context.until is not None:
+        if not run.finished and (not run.curve or run.curve[-1]["step"] < run.step):
+            run.look()
+        if last < run.steps:
+            context.save(run.step, *run.state())
+        raise Paused(run)
 
 
 class ForwardLines(io.TextIOBase):
@@ -170,7 +191,7 @@ def serve(connection: Connection, work: Work, folder: Folder, every: float, devi
         send(connection, "ready")
         while (job := connection.recv()) is not None:
             try:
-                record = plain(work(job, RunContext(connection, folder.checkpoint(job.key), every, device)))
+                record = plain(work(job, RunContext(connection, folder.checkpoint(checkpoint_key(job)), every, device)))
             except DiskError as error:
                 send(connection, "disk", str(error.strerror))
             except Exception as error:

@@ -107,8 +107,9 @@ class Fit:
         return self.step >= self.steps or self.stopped is not None
 
     @property
-    def solved_it(self) -> bool:
-        return self.stopped is not None and self.stopped.startswith(SOLVED)
+    def blew_up(self) -> bool:
+        """Whether it ended because a loss was not finite."""
+        return self.stopped is not None and not self.stopped.startswith(SOLVED)
 
     def advance(self) -> None:
         """One update, and an evaluation where one is due."""

@@ -1,0 +1,100 @@
+"""The search of a study on its page: every learning rate that was tried, what was chosen, ties, and ends of the grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from hypermlp.report.estimates import NONE
+from hypermlp.report.markup import cell, duration, name_cell, paragraph, plural, table, words
+from hypermlp.report.study import Study, table_order
+from hypermlp.report.table1 import TITLES
+from hypermlp.studies.search import Outcome, Search
+
+
+def search_section(study: Study) -> str:
+    """Empty without a search."""
+    if not study.searches:
+        return ""
+    html = "".join(paragraph(how(kind, plan), "note") for kind, plan in study.plans.items() if plan.get("search"))
+    html += paragraph(findings(study))
+    for setting in dict.fromkeys(setting for _, setting in study.searches):
+        found = {mixer: outcome for (mixer, own), outcome in study.searches.items() if own == setting}
+        title = "Language modelling" if not setting else setting_title(setting)
+        rates = sorted({rate for outcome in found.values() for rate in outcome.rates})
+        heads = ["mixer", "chosen", *(f"{rate:g}" for rate in rates), "to be said"]
+        rows = []
+        for mixer in sorted(found, key=table_order):
+            outcome = found[mixer]
+            chosen = cell(NONE if outcome.rate is None else f"{outcome.rate:g}", outcome.rate)
+            rows.append([name_cell(mixer), chosen, *losses(outcome, rates), words("; ".join(notes(outcome)))])
+        html += f"<details><summary>{escape(title)}</summary>{table(heads, rows, left=('to be said',))}</details>"
+    return html
+
+
+def setting_title(setting: str) -> str:
+    task, _, changes = setting.partition("/")
+    return TITLES.get(task, task) + ("" if changes == "baseline" else f": {changes.replace('_', ' ').replace(',', ', ')}")
+
+
+def how(kind: str, plan: dict[str, object]) -> str:
+    rules = plan["search"]
+    assert isinstance(rules, dict)
+    search = Search.from_plan(rules)
+    rungs = ", ".join(f"{rung:.0%}" for rung in search.rungs)
+    return (
+        f"{'MAD' if kind == 'mad' else kind.capitalize()}: losses on the validation split, after {rungs} of the steps, with "
+        f"{plural(search.seeds, 'seed')} of the search’s own; {search.keep:.0%} of the runs continue after a rung, and those "
+        f"within {search.level:.1%} of them. A best rate at the end of the grid widens it, up to {search.widen} times. The "
+        "chosen rate then trains with fresh seeds."
+    )
+
+
+def findings(study: Study) -> str:
+    """How many searches there are, and what to be careful about."""
+    found = list(study.searches.values())
+    parts = [f"{len(found)} search{'' if len(found) == 1 else 'es'}."]
+    for text, count in {
+        "are under way": sum(outcome.rate is None for outcome in found),
+        "widened the grid": sum(outcome.widened > 0 for outcome in found),
+        "end at the last rate tried": sum(bool(outcome.end) for outcome in found),
+        "have rates that are level with the chosen one": sum(bool(outcome.ties) for outcome in found),
+    }.items():
+        parts += [f"{count} of them {text}."] if count else []
+    runs: dict[tuple[object, ...], float] = {}  # a run's records have its seconds up to each rung
+    for record in study.searched:
+        run = tuple(record.get(name) for name in ("mixer", "setting", "seed", "lr"))
+        runs[run] = max(runs.get(run, 0.0), record.get("seconds") or 0.0)
+    return " ".join([*parts, f"{plural(len(runs), 'run')}, {duration(sum(runs.values()))} of training."])
+
+
+def notes(outcome: Outcome) -> list[str]:
+    """What a reader should know about a choice."""
+    found = []
+    if outcome.rate is None:
+        found.append("under way")
+    elif math.isinf(outcome.scores[outcome.rate, 1.0]):
+        found.append("no rate has a finite loss; the lowest was taken")
+    if outcome.end:
+        found.append(f"the {outcome.end} rate that was tried")
+    if outcome.ties:
+        found.append(f"level with {', '.join(f'{rate:g}' for rate in outcome.ties)}")
+    if outcome.widened:
+        found.append(f"grid widened by {outcome.widened}")
+    return found
+
+
+def losses(outcome: Outcome, rates: Sequence[float]) -> list[str]:
+    """The loss of each rate at the last rung that it came to."""
+    cells = []
+    for rate in rates:
+        if rate not in outcome.rates:
+            cells.append(cell(NONE))
+            continue
+        rung = outcome.reached(rate)
+        loss = outcome.scores[rate, rung]
+        text = f"{loss:.3f}" if math.isfinite(loss) else "not finite"
+        style = ' class="chosen"' if rate == outcome.rate else ""
+        cells.append(cell(text, loss, small="" if rung == 1 else f"after {rung:.0%}", style=style))
+    return cells

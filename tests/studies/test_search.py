@@ -1,0 +1,245 @@
+"""The search: halving, ties, ends of the grid, and that it needs nothing but the records to go on."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypermlp.report.page import write_report
+from hypermlp.report.progress import outcome as told
+from hypermlp.report.study import read_studies
+from hypermlp.studies import engine
+from hypermlp.studies.executors import LocalPool
+from hypermlp.studies.folder import Folder, read_lines
+from hypermlp.studies.language import LanguageStudy
+from hypermlp.studies.mad import TaskStudy
+from hypermlp.studies.search import FIRST_SEED, Outcome, Search, read_search, settle
+from hypermlp.studies.worker import RunContext, checkpoint_key
+
+HALVING = Search(rates=(1.0, 2.0, 4.0, 8.0), rungs=(0.25, 0.5, 1.0), keep=0.5, widen=2, level=0.01)
+
+
+def follow(search: Search, loss: Callable[[float, float], float]) -> tuple[Outcome, list[list[tuple[float, float]]]]:
+    """The whole search where `loss` is what a rate has at a rung, and what was run in which order."""
+    scores: dict[tuple[float, float], float] = {}
+    phases = []
+    while (found := settle(search, scores)).missing:
+        assert not set(found.missing) & scores.keys()
+        phases.append(list(found.missing))
+        scores |= {place: loss(*place) for place in found.missing}
+    return found, phases
+
+
+def distance(best: float) -> Callable[[float, float], float]:
+    return lambda rate, rung: 2 - rung + abs(math.log2(rate / best))
+
+
+def test_the_best_half_continues_from_rung_to_rung() -> None:
+    found, phases = follow(HALVING, distance(2.2))
+    assert phases == [
+        [(rate, 0.25) for rate in (1.0, 2.0, 4.0, 8.0)],
+        [(2.0, 0.5), (4.0, 0.5)],
+        [(2.0, 1.0)],
+    ]
+    assert (found.rate, found.end, found.ties, found.widened) == (2.0, "", (), 0)
+    assert found.reached(4.0) == 0.5
+    assert HALVING.runs == 4 * 0.25 + 2 * 0.25 + 1 * 0.5
+
+
+def test_runs_that_are_level_with_the_last_one_kept_continue_and_are_told_as_ties() -> None:
+    found, phases = follow(HALVING, lambda rate, rung: 2.6 if rung < 1 else {4.0: 1.0, 2.0: 1.005}.get(rate, 2.0))
+    assert [len(phase) for phase in phases] == [4, 4, 4]  # on a plateau nobody is hopeless
+    assert (found.rate, found.ties) == (4.0, (2.0,))
+
+
+@pytest.mark.parametrize(
+    "best, rate, end, added", [(16, 16, "", 2), (8, 8, "", 1), (100, 32, "highest", 2), (0.01, 0.25, "lowest", 2)]
+)
+def test_a_best_rate_at_the_end_of_the_grid_widens_it(best: float, rate: float, end: str, added: int) -> None:
+    found, phases = follow(HALVING, distance(best))
+    assert (found.rate, found.end, found.widened) == (rate, end, added)
+    assert all(len(phase) == 1 for phase in phases[3:])
+    assert follow(replace(HALVING, widen=0), distance(best))[0].end == ("lowest" if best < 1 else "highest")
+
+
+def test_a_rate_beyond_the_grid_is_stopped_where_it_is_hopeless() -> None:
+    found, phases = follow(HALVING, lambda rate, rung: math.inf if rate > 8 else 10 - rate)
+    assert phases[-1] == [(16.0, 0.25)]
+    assert (found.rate, found.end) == (8.0, "")
+
+
+def test_losses_that_are_not_finite() -> None:
+    assert follow(HALVING, lambda rate, rung: 1.0 if rate == 1 else math.inf)[0].rate in (0.25, 0.5, 1.0)
+    found, _ = follow(replace(HALVING, widen=0), lambda rate, rung: math.inf)
+    assert (found.rate, found.end) == (1.0, "lowest")
+    assert follow(replace(HALVING, widen=0, level=0), lambda rate, rung: math.inf)[0].rate == 1.0
+
+
+def test_the_mean_of_all_seeds_decides_and_failures_have_no_score() -> None:
+    search = Search(rates=(1.0, 2.0), rungs=(1.0,), seeds=2, widen=0)
+
+    def record(rate: float, seed: int, score: float | None, **fields: Any) -> dict[str, Any]:
+        base = {"phase": "search", "mixer": "m", "setting": "s", "lr": rate, "rung": 1.0, "seed": FIRST_SEED + seed}
+        return {**base, "score": score, "error": None, **fields}
+
+    records = [record(1.0, 0, 1.0), record(1.0, 1, 3.0), record(2.0, 0, 1.5), record(2.0, 1, 1.5)]
+    assert read_search(search, records)["m", "s"].rate == 2.0
+    assert read_search(search, records[:3])["m", "s"].missing == ((2.0, 1.0),)
+    failed = [*records[:3], record(2.0, 1, None, error="killed")]
+    assert read_search(search, failed)["m", "s"].rate == 1.0
+    assert read_search(search, [{**records[0], "phase": "final"}]) == {}
+
+
+@pytest.mark.parametrize(
+    "numbers, message",
+    [
+        ({"rates": (2.0, 1.0)}, "must be above 0 and rise"),
+        ({"rates": (1.0,)}, "no step to widen it by"),
+        ({"rungs": (0.5,)}, "must be shares of the steps that rise to 1"),
+        ({"keep": 0.0}, r"keep \(0.0\) must be above 0"),
+    ],
+)
+def test_searches_that_cannot_be_are_refused(numbers: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Search(**numbers)
+    with pytest.raises(ValueError, match="a search has the numbers rates, rungs"):
+        Search.from_plan({"speed": 3})
+    assert Search.from_plan(HALVING.to_plan()) == HALVING
+
+
+# ---- in a study ----
+
+STUDY = TaskStudy(
+    protocol="clean",
+    tasks=("memorization",),
+    scale="baseline",
+    width=16,
+    depth=1,
+    batch=16,
+    examples=64,
+    tests=32,
+    epochs=None,
+    steps={"memorization": 12},
+    decays=(0.1,),
+    changes={"memorization": {"vocab_size": 16, "seq_len": 8}},
+    search=Search(rates=(1e-4, 1e-2), rungs=(0.25, 1.0), widen=1),
+)
+
+
+class Quiet:
+    """A pipe that nobody listens to."""
+
+    def send(self, message: Any) -> None: ...
+    def recv(self) -> Any: ...
+    def poll(self) -> bool:
+        return False
+
+
+class Here:
+    """The engine without processes: jobs run here, one by one, until `limit` of them are done or `accident` happens."""
+
+    def __init__(self, limit: int = 1000, accidents: int = 0) -> None:
+        self.limit, self.accidents, self.phases = limit, accidents, list[str]()
+
+    def run(self, folder: Folder, jobs: Sequence[Any], work: Any, **options: Any) -> list[dict[str, Any]]:
+        marks, retry, nobody = options.get("marks", {}), options.get("retry_failed", False), lambda record: None
+        start = engine.Engine(folder, jobs, work, LocalPool(1), retry, 60, marks, "", nobody)
+        self.phases += [options.get("phase", "")] if start.todo else []
+        for job in start.todo:
+            if self.limit == 0:
+                raise KeyboardInterrupt
+            self.limit -= 1
+            if self.accidents:
+                self.accidents -= 1
+                outcome: dict[str, Any] = {"error": "killed"}
+            else:
+                context = RunContext(Quiet(), folder.checkpoint(checkpoint_key(job)), every=math.inf)
+                outcome = {"error": None, **work(job, context)}
+            start._finish(engine.Worker(None, run=engine.Running(job)), outcome)  # type: ignore[arg-type]
+        return [folder.records[job.key] for job in jobs]
+
+
+def run_here(
+    study: Any, out: Path, monkeypatch: pytest.MonkeyPatch, here: Here, mixers: Sequence[str] = ("S",), **options: Any
+) -> Any:
+    monkeypatch.setattr(engine, "run", here.run)
+    return study.run(out, mixers, seeds=2, **options)
+
+
+TIMES = ("seconds", "tokens_per_second", "start")
+
+
+def timeless(records: Any) -> list[dict[str, Any]]:
+    return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
+
+
+def test_a_study_searches_then_trains_with_fresh_seeds_and_resumes_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Here()
+    records = run_here(STUDY, tmp_path / "a", monkeypatch, whole)
+    lines, _ = read_lines(tmp_path / "a" / "runs.jsonl")
+    trials = [line for line in lines if line["phase"] == "search"]
+    assert whole.phases[:2] == ["search, to 25% of the steps", "search, to 100% of the steps"]
+    assert whole.phases[-1] == "final"
+    assert [record["seed"] for record in records] == [0, 1]
+    assert {trial["seed"] for trial in trials} == {FIRST_SEED}
+    assert {(trial["step"], trial["rung"]) for trial in trials} == {(3, 0.25), (12, 1.0)}
+    assert all("metrics" not in trial for trial in trials)  # the test set is looked at by the runs that count alone
+    assert all(trial["score"] == trial["curve"][-1]["loss"] for trial in trials)
+    assert {record["lr"] for record in records} == {0.01} or len(trials) > 3
+    assert list((tmp_path / "a" / "checkpoints").glob("*/*")) == []
+    for _ in lines[1:]:  # stopped after every run
+        with pytest.raises(KeyboardInterrupt):
+            run_here(STUDY, tmp_path / "b", monkeypatch, Here(1))
+    again = run_here(STUDY, tmp_path / "b", monkeypatch, Here())
+    assert timeless(again) == timeless(records)
+    assert timeless(read_lines(tmp_path / "b" / "runs.jsonl")[0]) == timeless(lines)
+
+
+def test_a_killed_worker_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = run_here(STUDY, tmp_path / "a", monkeypatch, Here())
+    assert timeless(run_here(STUDY, tmp_path / "b", monkeypatch, Here(accidents=2))) == timeless(plain)
+
+
+def test_the_page_and_the_terminal_tell_of_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here(STUDY, tmp_path, monkeypatch, Here(), ("S", "R"))
+    (study,) = read_studies(tmp_path)
+    assert study.seeds == [0, 1]
+    assert {mixer for mixer, _ in study.searches} == {"S", "R"}
+    text = write_report(tmp_path).read_text()
+    assert "2 searches." in text
+    assert 'class="chosen"' in text
+    trial = study.searched[0]
+    assert f"search, validation loss {trial['score']:.4f} after 3 steps" in told(trial)
+    runs = read_lines(tmp_path / "runs.jsonl")[0]
+    (tmp_path / "runs.jsonl").write_text("")
+    with Folder(tmp_path) as folder:
+        for record in runs[:2]:  # while it searches
+            folder.append(record)
+    assert "under way" in write_report(tmp_path).read_text()
+
+
+def test_language_models_are_searched_too_and_a_plan_without_a_search_is_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers: dict[str, Any] = {"width": 16, "depth": 1, "length": 16, "batch": 2, "steps": 4, "evaluations": 2, "sample": 1}
+    study = LanguageStudy(lr=1e-3, search=Search(rates=(1e-3, 1e-2), rungs=(0.5, 1.0), widen=0), **numbers)
+    records = run_here(study, tmp_path / "a", monkeypatch, Here())
+    found = read_search(study.search, read_lines(tmp_path / "a" / "runs.jsonl")[0])["S", ""]  # type: ignore[arg-type]
+    assert {record["lr"] for record in records} == {found.rate}
+    assert "lr" not in study.numbers()
+    old = replace(study, search=None)
+    assert "search" not in old.numbers()
+    assert old.numbers()["lr"] == 1e-3
+    (first, _) = run_here(old, tmp_path / "b", monkeypatch, Here())
+    assert first["key"] == "language/S/seed=0"
+    assert "phase" not in first
+
+
+def test_a_search_needs_a_validation_split() -> None:
+    with pytest.raises(ValueError, match="a search needs a validation split and one weight decay"):
+        replace(STUDY, protocol="faithful")
