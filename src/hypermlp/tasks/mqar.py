@@ -8,7 +8,7 @@ targets  . . . . 7 . 5 .
 
 With forgetting, some keys get another value before they are asked for: the last one counts. zoology fills the empty places with
 noise from a stream that depends on the model; here that noise has a stream of its own, [seed, 1] of numpy's default generator,
-and where keys are updated it has no keys, so that every row has one answer.
+and in the forgetting variant it has no keys, so that every row has one answer.
 
 Letters: N rows, T time, k pairs.
 """
@@ -40,9 +40,11 @@ class Segment(NamedTuple):
 
 
 def mqar_rows(
-    vocab_size: int, rows: int, length: int, pairs: int, seed: int, *, updates: int = 0, noise: bool = False
+    vocab_size: int, rows: int, length: int, pairs: int, seed: int, *, updates: int = 0, noise: range | None = None
 ) -> tuple[Ints, Ints]:
     """Inputs and targets (N T) of one segment, zoology's for the same seed (without noise, which it does not seed).
+
+    noise: the tokens that fill the empty places; None leaves them 0.
 
     >>> inputs, targets = mqar_rows(vocab_size=8192, rows=16, length=64, pairs=4, seed=843828734)
     >>> inputs[0, :13].tolist()
@@ -77,7 +79,7 @@ def mqar_rows(
     np.put_along_axis(inputs, begin + 2 * slots, keys, 1)
     np.put_along_axis(targets, begin + 2 * slots, values, 1)
     if noise:
-        drawn = np.random.default_rng([seed, 1]).integers(half if updates else 0, vocab_size, size=inputs.shape)
+        drawn = np.random.default_rng([seed, 1]).integers(noise.start, noise.stop, size=inputs.shape)
         inputs = np.where(inputs == 0, drawn, inputs)
     return inputs, targets
 
@@ -154,6 +156,11 @@ class MqarSetting(Sizes):
     def segments(self) -> Mix:
         return MIXES[self.mix]
 
+    @property
+    def noise_tokens(self) -> range | None:
+        forgets = any(segment.updates for segment in self.segments.test)
+        return range(self.vocab_size // 2 if forgets else 0, self.vocab_size) if self.noise else None
+
 
 def segment_seeds(seed: int, train: int, test: int) -> tuple[list[int], list[int]]:
     """Seeds of training and test segments; zoology's for seed 0."""
@@ -169,10 +176,8 @@ class Mqar(Task):
     slices = ("pairs",)
     fresh = True
 
-    def __init__(
-        self, name: str, title: str, baseline: MqarSetting, scales: Mapping[str, Scale], about: str, found: str
-    ) -> None:
-        self.name, self.title, self.baseline, self.scales = name, title, baseline, scales
+    def __init__(self, title: str, baseline: MqarSetting, scales: Mapping[str, Scale], about: str, found: str) -> None:
+        self.name, self.title, self.baseline, self.scales = baseline.task, title, baseline, scales
         self.description, self.published = about, found
 
     def training(self, setting: MqarSetting, seed: int, epoch: int) -> list[Rows]:
@@ -198,13 +203,13 @@ class Mqar(Task):
 
     def rows(self, setting: MqarSetting, segment: Segment, count: int, seed: int) -> Rows:
         length, pairs, _, updates = segment
-        found = mqar_rows(setting.vocab_size, count, length, pairs, seed, updates=updates, noise=setting.noise)
+        found = mqar_rows(setting.vocab_size, count, length, pairs, seed, updates=updates, noise=setting.noise_tokens)
         return Rows(*found, {"pairs": np.full(count, pairs)})
 
     def solve(self, setting: MqarSetting, inputs: Ints) -> Ints:
         """A dictionary: a value that follows a key belongs to it, where noise may look like a pair the first one."""
         half, answers = setting.vocab_size // 2, np.zeros_like(inputs)
-        misleading = setting.noise and not any(segment.updates for segment in setting.segments.test)
+        misleading = setting.noise_tokens is not None and 1 in setting.noise_tokens
         for row, answer in zip(inputs.tolist(), answers, strict=True):
             memory: dict[int, int] = {}
             for place in range(0, len(row) - 1, 2):
@@ -275,16 +280,14 @@ def published(task: str, mix: str) -> MqarSetting:
 
 MQAR: dict[str, Task] = {
     "mqar": Mqar(
-        "mqar",
         "MQAR",
         SMALL,
         scales(SMALL, "tiny", published("mqar", "based")),
         "Associative recall: pairs of keys and values, then every key is asked for.",
-        "softmax ≥ DeltaNet ≈ Gated DeltaNet > Based, GLA, RWKV-7 > Mamba-2 ≈ Mamba > sliding window ≫ Hyena, H3 at equal state "
-        "size (zoology's recall–memory plot, Based's mix, vocabulary 8192)",
+        "softmax ≥ DeltaNet ≈ Gated DeltaNet > Based, GLA, RWKV-7 > Mamba-2 ≈ Mamba > sliding window ≫ Hyena, H3 "
+        "at equal state size (zoology's recall–memory plot, Based's mix, vocabulary 8192)",
     ),
     "mqar-forgetting": Mqar(
-        "mqar-forgetting",
         "MQAR with forgetting",
         FORGETS,
         scales(FORGETS, "tiny-forgetting", published("mqar-forgetting", "forgetting")),
