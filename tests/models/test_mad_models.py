@@ -1,15 +1,20 @@
 """The backbones of the MAD benchmark: published sizes and initialisation, and who may see what."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hypermlp.mixers import DISTINCT, build_mixer
 from hypermlp.mixers.softmax import SoftmaxAttention
-from hypermlp.models.lm import count_parameters, published_inner
+from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, published_inner
 from hypermlp.models.mad import MadAutoEncoder, MadLanguageModel, build_model, positions
 from hypermlp.tasks import TASKS
 from hypermlp.tasks.mad_settings import Setting
+from hypermlp.tasks.scores import evaluate
+from hypermlp.train.optimisation import Schedule
+from hypermlp.train.training import Recipe, Training
 
 LANGUAGE = Setting(task="in-context-recall", vocab_size=11, seq_len=12)
 COMPRESSION = Setting(task="compression", vocab_size=11, seq_len=12)
@@ -18,6 +23,11 @@ COMPRESSION = Setting(task="compression", vocab_size=11, seq_len=12)
 def small(setting: Setting, name: str = "softmax", inner: int | None = None) -> nn.Module:
     torch.manual_seed(0)
     return build_model(setting, lambda: build_mixer(name, 16, 12), width=16, inner=inner)
+
+
+def language() -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(ModelConfig(vocabulary=11, width=16, depth=1, length=12, mixer="softmax"))
 
 
 def baseline(task: str) -> nn.Module:
@@ -127,3 +137,24 @@ def test_widths_that_do_not_fit_are_refused() -> None:
         build_model(LANGUAGE, lambda: SoftmaxAttention(16, 2), width=32)
     with pytest.raises(ValueError, match=r"width \(2\) must be even and at least 4"):
         build_model(COMPRESSION, lambda: SoftmaxAttention(2, 1), width=2)
+
+
+@pytest.mark.parametrize("make", [lambda: small(LANGUAGE), lambda: small(COMPRESSION), language], ids=["mad", "decoder", "lm"])
+def test_logits_are_computed_where_targets_count_and_losses_are_the_same(make: Callable[[], nn.Module]) -> None:
+    model, tokens = make().double(), torch.randint(11, (3, 12), generator=torch.Generator().manual_seed(1))
+    counted = torch.rand(3, 12, generator=torch.Generator().manual_seed(2)) < 0.2
+    torch.testing.assert_close(model(tokens, at=counted), model(tokens)[counted])
+    targets = torch.where(counted, tokens, -100)
+    seen: list[int] = []
+    model.head.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[:-1].numel()))
+    found = []
+    for model.gathers in (True, False):
+        training = Training(model, Recipe(schedule=Schedule(steps=1, lr=1e-3)))
+        model.zero_grad()
+        loss = training.total_loss((tokens, targets, None))
+        loss.backward()
+        found.append({"loss": loss.detach(), **{name: p.grad for name, p in model.named_parameters()}})
+        found[-1] |= {name: torch.tensor(value) for name, value in evaluate(model, tokens, targets, 2)._asdict().items()}
+    torch.testing.assert_close(found[0], found[1])
+    assert sum(seen[:3]) == 2 * int(counted.sum())
+    assert sum(seen[3:]) == 2 * counted.numel()

@@ -142,6 +142,7 @@ class LanguageModel(nn.Module):
         config = ModelConfig.of(config)
         assert config.inner is not None
         self.config = config
+        self.gathers = True  # forward takes `at`
         self.checkpointing = False  # recompute each block in the backward pass instead of saving its activations
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.positions = nn.Embedding(config.length, config.width) if config.style == "gpt2" else None
@@ -174,14 +175,17 @@ class LanguageModel(nn.Module):
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | Sequence[int] | None = None,
         cache: ModelCache | None = None,
+        at: Tensor | None = None,
     ) -> Tensor:
-        """Logits (B T vocabulary).
+        """Logits (B T vocabulary), or with `at` those of some tokens (n vocabulary).
 
         Args:
             tokens: whole numbers (batch, time).
             attention_mask: (batch, time), nonzero at real tokens and 0 at padding, which may lie anywhere and changes nothing.
             cu_seqlens: borders of the documents packed into a batch of one row, [0, …, T]; each is computed as if alone.
             cache: made by new_cache; the tokens are then those that follow what the cache has seen.
+            at: (batch, time), True where logits are wanted, in the order of the tokens. The others' are not computed: with a
+                large vocabulary and few scored tokens the head is most of a model's work.
         """
         cu_seqlens = as_bounds(cu_seqlens, tokens)
         if tokens.dim() != 2 or tokens.is_floating_point():
@@ -198,7 +202,7 @@ class LanguageModel(nn.Module):
                 x = checkpoint(block, x, use_reentrant=False, **options)
             else:
                 x = block(x, **options)
-        return self.head(self.norm(x))
+        return self.head(self.norm(x if at is None else x[at]))
 
     def new_cache(
         self,
@@ -298,8 +302,8 @@ class ModelCache:
 
 
 def token_loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross entropy (nats) of logits (B T vocabulary) at targets of the same places (B T); IGNORED does not count."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
+    """Cross entropy (nats) of logits (… vocabulary) at targets of the same places (…); IGNORED does not count."""
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
 def count_parameters(module: nn.Module) -> int:

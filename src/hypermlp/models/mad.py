@@ -34,6 +34,7 @@ class MadBackbone(nn.Module):
 
     def __init__(self, vocabulary: int, width: int, depth: int, inner: int, make_mixer: Callable[[], Mixer]) -> None:
         super().__init__()
+        self.gathers = True  # forward takes `at`
         self.embedding = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.embedding.weight, 0, INIT_STD)
         self.blocks = nn.ModuleList()
@@ -55,10 +56,11 @@ class MadBackbone(nn.Module):
 
 
 class MadLanguageModel(MadBackbone):
-    """Tokens (B T) to logits (B T vocabulary)."""
+    """Tokens (B T) to logits (B T vocabulary), or those of the tokens `at` (B T, n of them True) alone (n vocabulary)."""
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.norm(self.encode(tokens)))
+    def forward(self, tokens: Tensor, at: Tensor | None = None) -> Tensor:
+        x = self.encode(tokens)
+        return self.head(self.norm(x if at is None else x[at]))
 
 
 class MadAutoEncoder(MadBackbone):
@@ -76,10 +78,11 @@ class MadAutoEncoder(MadBackbone):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, at: Tensor | None = None) -> Tensor:
         state = self.encode(tokens)[:, -1:]  # B 1 C
         places = positions(tokens.shape[1], state.shape[-1], tokens.device).to(state.dtype)
-        return self.head(self.norm(self.decoder(state + places)))
+        x = state + places
+        return self.head(self.norm(self.decoder(x if at is None else x[at])))
 
 
 def positions(length: int, width: int, device: torch.device | str = "cpu") -> Tensor:

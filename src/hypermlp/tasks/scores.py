@@ -37,6 +37,16 @@ def macro_accuracy(guesses: Tensor, targets: Tensor, classes: int) -> float:
     return float(recall[present + guessed > 0].mean())
 
 
+def counted_logits(model: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits where targets (N T) count (n V), and those targets (n).
+
+    A model with an attribute `gathers` takes `at`, the counted places, and computes no other logits.
+    """
+    counted = targets != IGNORED
+    logits = model(inputs, at=counted) if getattr(model, "gathers", False) else model(inputs)[counted]
+    return logits.float(), targets[counted]
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -> Scores:
     """All scores of `model` on inputs and targets (N T), in batches in order, the last one as large as is left."""
@@ -46,10 +56,9 @@ def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -> S
     macro = perplexity = loss = 0.0
     right = counted = 0
     for x, y in zip(inputs.split(batch), targets.split(batch), strict=True):
-        logits = model(x.to(device)).flatten(0, 1).float()  # NT V
-        y = y.flatten().to(device)
-        guesses, tokens = logits.argmax(-1), int((y != IGNORED).sum())
-        total = F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="sum").double()
+        logits, y = counted_logits(model, x.to(device), y.to(device))
+        guesses, tokens = logits.argmax(-1), len(y)
+        total = F.cross_entropy(logits, y, reduction="sum").double()
         macro += len(x) * macro_accuracy(guesses, y, logits.shape[-1])
         perplexity += len(x) * float((total / tokens).exp())
         loss += float(total)

@@ -78,6 +78,7 @@ class Training:
     def __init__(self, model: nn.Module, recipe: Recipe, world: World | None = None) -> None:
         self.model, self.recipe, self.world, self.step = model, recipe, world or World(), 0
         self.autocast = recipe.precision == "bfloat16" and not isinstance(model, FSDPModule)  # which has a policy of its own
+        self.gathers = getattr(unwrapped(model), "gathers", False)  # logits are computed where targets count
         groups = parameter_groups(model, recipe.weight_decay, decayed=recipe.decayed)
         self.optimiser = torch.optim.AdamW(groups, lr=recipe.schedule.lr, betas=recipe.betas)
         for p in model.parameters():  # as its first step would do, so that there is always the same to save
@@ -126,6 +127,9 @@ class Training:
         inputs, targets, bounds = one
         device = self.world.device
         options = {} if bounds is None else {"cu_seqlens": bounds.to(device)}
+        counted = targets != IGNORED
+        if self.gathers and not counted.all():
+            options["at"], targets = counted.to(device), targets[counted]
         with self.precision():
             logits = self.model(inputs.to(device), **options)
         return token_loss(logits.float(), targets.to(device), reduction="sum")
