@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 
@@ -25,7 +26,10 @@ from hypermlp.experiments.configs import CONFIGS, RunConfig, configure, count
 from hypermlp.experiments.cost import estimate_cost
 from hypermlp.experiments.generate import decode, find_saved, open_model, write_text
 from hypermlp.experiments.train import start
+from hypermlp.files import read_json
 from hypermlp.mixers import MIXERS
+from hypermlp.models.lm import LanguageModel
+from hypermlp.models.saved import save_model
 from hypermlp.report.page import write_report
 from hypermlp.report.terminal import new_console
 from hypermlp.train.checkpoint import complete, newest, step_of
@@ -213,6 +217,23 @@ def test_a_used_folder_is_refused_and_a_run_resumed_exactly(tmp_path: Path, corp
     (tmp_path / "other" / "thesis.txt").write_text("")
     with pytest.raises(ValueError, match="holds other files"):
         run(tmp_path / "other", corpus)
+
+
+def test_a_trained_model_is_continued_in_a_longer_context(tmp_path: Path, corpus: str) -> None:
+    short = configure("tiny", [*SMALL, corpus])
+    net = LanguageModel(short.model.replace(length=16))
+    save_model(net, tmp_path / "short", ByteTokenizer().to_dict())
+    longer = configure("tiny", [*SMALL, corpus, "data.context=40", "model.length=40"])
+    run = start(longer, tmp_path / "long", begin=tmp_path / "short", lag_extension="zero")
+    tokens = torch.arange(40)[None]
+    torch.testing.assert_close(run.training.model(tokens), net(tokens))
+    assert [step.step for step in run.steps()] == list(range(1, 7))
+    assert read_json(tmp_path / "long" / "run.json")["begin"]["lag_extension"] == "zero"
+    assert open_model(tmp_path / "long")[0].config == net.config.replace(length=40)
+    with pytest.raises(ValueError, match="lag_extension"):
+        start(longer, tmp_path / "other", begin=tmp_path / "short")
+    with pytest.raises(ValueError, match=r"model\.width is 16 there, not 32"):
+        start(configure("tiny", [*SMALL, corpus, "model.width=32"]), tmp_path / "other", begin=tmp_path / "short")
 
 
 def test_more_steps_with_the_cosine_as_it_was(tmp_path: Path, corpus: str, caplog: pytest.LogCaptureFixture) -> None:

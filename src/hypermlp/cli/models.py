@@ -30,6 +30,14 @@ def train(
     logger: Annotated[
         list[str] | None, typer.Option(help="tensorboard (the default, where it is installed), wandb; may be repeated.")
     ] = None,
+    begin: Annotated[
+        Path | None,
+        typer.Option("--from", help="Begin with the weights of this saved model or run; model.length may grow."),
+    ] = None,
+    lag_extension: Annotated[
+        str | None,
+        typer.Option(help="For a longer model.length: what new lags of HyperGLU get: hold, decay, zero (a window), fresh."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME.")] = None,
 ) -> None:
     """Train a language model. On several processes: torchrun --nproc-per-node N --no-python hypermlp train NAME …"""
@@ -40,9 +48,21 @@ def train(
     folder = out or Path("runs") / (Path(name).stem if is_config_file(name) else name)
     if print_config:
         print(to_toml(configure(name, overrides or ()).to_dict()), end="")
-    elif dry_run:
+        return
+    if dry_run:
         show_plan(new_console(), name, overrides or (), processes=processes)
-    elif not run_training(new_console(), name, overrides or (), out=folder, resume=resume, loggers=logger or ("tensorboard",)):
+        return
+    finished = run_training(
+        new_console(),
+        name,
+        overrides or (),
+        out=folder,
+        resume=resume,
+        loggers=logger or ("tensorboard",),
+        begin=begin,
+        lag_extension=lag_extension,
+    )
+    if not finished:
         raise typer.Exit(130)
 
 

@@ -43,6 +43,8 @@ def run_training(
     out: Path,
     resume: bool = False,
     loggers: Sequence[str] = ("tensorboard",),
+    begin: Path | None = None,
+    lag_extension: str | None = None,
 ) -> bool:
     """Train, with progress on the console; whether the run is finished, and not stopped by a signal.
 
@@ -50,7 +52,7 @@ def run_training(
     """
     config = configure(name, overrides)
     with join() as world:
-        run = start(config, out, world, resume=resume, loggers=loggers)
+        run = start(config, out, world, resume=resume, loggers=loggers, begin=begin, lag_extension=lag_extension)
         if not world.main:
             for _ in run.steps():
                 pass
@@ -71,6 +73,8 @@ def introduce(console: Console, run: Run) -> None:
         f"{mixer}, {run.parameters:,} parameters, learns {run.corpus.name} ({run.corpus.tokenizer.name}): "
         f"{config.train.steps:,} steps of {config.train.batch} × {config.data.context} tokens on {among(world, config)}",
     )
+    if run.begin is not None:
+        say(console, f"Beginning with the weights of {run.begin}")
     if run.training.step:
         say(console, f"Resuming after step {run.training.step}")
 

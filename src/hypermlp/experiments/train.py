@@ -9,6 +9,7 @@ lock              held by the process that works here
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -23,9 +24,9 @@ from hypermlp.data.corpus import INDEX, SPLITS, Corpus, SplitName, open_corpus, 
 from hypermlp.data.packing import Batches
 from hypermlp.data.shards import prepare
 from hypermlp.data.text import find_source
-from hypermlp.data.tokenizers import find_tokenizer
+from hypermlp.data.tokenizers import Tokenizer, find_tokenizer
 from hypermlp.experiments.configs import DataConfig, RunConfig, count
-from hypermlp.experiments.generate import CHECKPOINTS, MODEL, RUN, write_text
+from hypermlp.experiments.generate import CHECKPOINTS, MODEL, RUN, open_model, write_text
 from hypermlp.files import lock, read_json, write_json
 from hypermlp.interrupts import stop_signals
 from hypermlp.mixers import own
@@ -40,6 +41,7 @@ from hypermlp.train.training import Pass, Step, Training
 
 CORPUS = "corpus"  # shards of a large one, in the run's folder
 IN_MEMORY = 2**26  # bytes of text up to which a corpus is tokenised at every start
+SHARED = ("vocabulary", "width", "depth", "mixer", "style", "tied")  # of a model and the one it begins with
 # Fields that change how a run is computed, watched and kept, not what it computes.
 FREE = (
     *("micro", "parallel", "checkpointing", "save_every", "keep", "asynchronous"),
@@ -62,6 +64,7 @@ class Run:
     checkpoints: Checkpoints
     lock: TextIO | None  # of the first process
     loggers: Sequence[str] = ("tensorboard",)
+    begin: Path | None = None  # whose weights it began with
 
     @property
     def stopped(self) -> bool:
@@ -111,13 +114,21 @@ def start(
     *,
     resume: bool = False,
     loggers: Sequence[str] = ("tensorboard",),
+    begin: Path | None = None,
+    lag_extension: str | None = None,
 ) -> Run:
     """Check everything, take the folder, and load the last checkpoint where there is one.
 
     loggers: where metrics go besides metrics.jsonl (train/metrics.py: LOGGERS).
+    begin: a saved model or a run whose weights it begins with, and whose model may differ in length alone; lag_extension says
+        what HyperGLU gets at the new lags (mixers/lags.py). The optimiser begins anew.
     """
     check_loggers(loggers)
     world = world or World()
+    trained = None
+    if begin is not None:
+        trained, tokenizer = trained_model(config, begin, lag_extension)
+        config = dataclasses.replace(config, model=trained.config)  # its own sizes, whatever the name stands for
     config.train.passes(world.size)  # a batch that cannot be divided fails here,
     parameters = count(config.model)  # and a model that cannot be built here
     held = take(out, resume) if world.main else None
@@ -129,12 +140,15 @@ def start(
                 f"the tokenizer has {corpus.tokenizer.vocabulary} tokens, more than model.vocabulary "
                 f"({config.model.vocabulary}); give model.vocabulary={corpus.tokenizer.vocabulary}"
             )
+        if trained is not None and tokenizer.fingerprint != corpus.tokenizer.fingerprint:
+            raise ValueError(f"{begin} has another tokenizer ({tokenizer.name}) than {corpus.name} ({corpus.tokenizer.name})")
         batches, validation = (make_batches(config, corpus, split, world) for split in SPLITS)
         if world.main:
-            write_down(config, corpus, parameters, out)
+            source = {} if begin is None else {"begin": {"model": str(begin), "lag_extension": lag_extension}}
+            write_down(config, corpus, parameters, out, source)
         world.share(None)
         torch.manual_seed(config.train.seed)
-        model = LanguageModel(config.model)
+        model = trained or LanguageModel(config.model)
         training = new_training(model, config.train, world)
         files = {
             CONFIG: json.dumps({"model_type": MODEL_TYPE, **config.model.to_dict()}, indent=2),
@@ -145,11 +159,22 @@ def start(
         if latest is not None:
             training.resume(checkpoints.load(latest, training.state()))
         held_out = [validation.at(i) for i in range(min(len(validation), config.train.evaluate_batches))]
-        return Run(config, out, world, corpus, batches, held_out, training, parameters, checkpoints, held, loggers)
+        return Run(config, out, world, corpus, batches, held_out, training, parameters, checkpoints, held, loggers, begin)
     except BaseException:
         if held is not None:
             held.close()
         raise
+
+
+def trained_model(config: RunConfig, folder: Path, lag_extension: Any) -> tuple[LanguageModel, Tokenizer]:
+    """The trained model of a folder in the length of this run, and its tokenizer."""
+    trained, tokenizer = open_model(folder)
+    there, here = trained.config.to_dict(), config.model.to_dict()
+    differing = [f"model.{name} is {there[name]!r} there, not {here[name]!r}" for name in SHARED if there[name] != here[name]]
+    if differing:
+        raise ValueError(f"{folder} holds another model: {'; '.join(differing)}")
+    length = config.model.length
+    return (trained if there["length"] == length else trained.extended(length, lag_extension)).train(), tokenizer
 
 
 def make_batches(config: RunConfig, corpus: Corpus, split: SplitName, world: World) -> Batches:
@@ -178,7 +203,7 @@ def take(out: Path, resume: bool) -> TextIO:
     return lock(out)
 
 
-def write_down(config: RunConfig, corpus: Corpus, parameters: int, out: Path) -> None:
+def write_down(config: RunConfig, corpus: Corpus, parameters: int, out: Path, source: dict[str, Any]) -> None:
     """Add this start to run.json; refused if it would compute something else than earlier starts."""
     described = {
         "name": corpus.name,
@@ -186,7 +211,7 @@ def write_down(config: RunConfig, corpus: Corpus, parameters: int, out: Path) ->
         "tokens": {name: len(tokens) for name, tokens in corpus.splits.items()},
     }
     code = own.adopt(dict.fromkeys(config.model.mixers))  # what the caller named, and has registered
-    new = json.loads(json.dumps({"config": config.to_dict(), "corpus": described, "own": code}))
+    new = json.loads(json.dumps({"config": config.to_dict(), "corpus": described, "own": code, **source}))
     path = out / RUN
     starts = []
     if path.is_file():

@@ -20,6 +20,7 @@ from hypermlp.checks import at_least_one, choose_from
 from hypermlp.config import IGNORED, Init
 from hypermlp.mixers import build_mixer
 from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
+from hypermlp.mixers.lags import LagExtension, check_longer, fill
 
 INIT_STD = 0.02
 Style = Literal["llama", "gpt2"]
@@ -203,6 +204,19 @@ class LanguageModel(nn.Module):
             else:
                 x = block(x, **options)
         return self.head(self.norm(x if at is None else x[at]))
+
+    def extended(self, length: int, lag_extension: LagExtension | None = None) -> LanguageModel:
+        """A new model with these weights and a longer context, to be continued there.
+
+        lag_extension: "hold", "decay", "zero" or "fresh", what HyperGLU and HyperMLP have at the new lags (mixers/lags.py);
+            rivals have no parameters of lags and need none. Learned positions cannot be extended.
+        """
+        check_longer("length", length, self.config.length)
+        like = self.embedding.weight
+        new = LanguageModel(self.config.replace(length=length)).to(like.device, like.dtype)
+        fill(new, self.state_dict(), lag_extension)
+        new.checkpointing = self.checkpointing
+        return new.train(self.training)
 
     def new_cache(
         self,

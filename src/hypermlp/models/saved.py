@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hypermlp.files import write_json
+from hypermlp.mixers.lags import LagExtension
 from hypermlp.models.lm import LanguageModel, ModelConfig
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
@@ -48,8 +49,11 @@ def save_model(model: LanguageModel, folder: Path, tokenizer: dict[str, Any] | N
     write_json(folder / CONFIG, {"model_type": MODEL_TYPE, **model.config.to_dict()})  # last: what has one is complete
 
 
-def load_model(folder: Path) -> LanguageModel:
-    """The model that `save_model` or `hypermlp export` wrote; no code of the folder is executed."""
+def load_model(folder: Path, length: int | None = None, lag_extension: LagExtension | None = None) -> LanguageModel:
+    """The model that `save_model` or `hypermlp export` wrote; no code of the folder is executed.
+
+    length: a longer context than it was trained for; lag_extension then says what its new lags get (LanguageModel.extended).
+    """
     config = read_config(folder)
     model = LanguageModel(config)
     saved = read_weights(folder)
@@ -61,7 +65,7 @@ def load_model(folder: Path) -> LanguageModel:
         raise ValueError(f"{folder / WEIGHTS} does not fit its {CONFIG}: {names} is missing, unknown or of another shape")
     for name, tensor in own.items():
         tensor.copy_(saved[name])
-    return model
+    return model if length in (None, config.length) else model.extended(length, lag_extension)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ Letters: B batch, T time, C width.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.mixers.base import Mixer
+from hypermlp.mixers.lags import LagExtension, check_longer, fill
 from hypermlp.models.hf.cache import HyperCache
 from hypermlp.models.hf.config import HyperConfig
 from hypermlp.models.hf.documents import Documents, find_documents
@@ -61,6 +63,36 @@ class HyperPreTrainedModel(PreTrainedModel):
             new = one.blocks[0].get_submodule(place)
             for name in missing:
                 initialization.copy_(module.get_parameter(name), new.get_parameter(name))
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, folder: str | Path | None, *arguments: Any, lag_extension: LagExtension | None = None, **options: Any
+    ) -> Any:
+        """As in every model; with length=… a longer context than it was trained for.
+
+        lag_extension: "hold", "decay", "zero" or "fresh", what HyperGLU and HyperMLP get at the new lags (mixers/lags.py).
+        """
+        config = options.get("config")
+        length = options.pop("length", getattr(config, "length", None))
+        if length is None or folder is None:
+            return super().from_pretrained(folder, *arguments, **options)
+        where = {name: options[name] for name in ("revision", "token", "cache_dir", "subfolder") if name in options}
+        trained = HyperConfig.from_pretrained(folder, **where).length
+        if isinstance(config, HyperConfig) and config.length != trained:  # an Auto class has put the length there
+            options["config"] = copy.deepcopy(config)
+            options["config"].length = trained
+        model = super().from_pretrained(folder, *arguments, **options)
+        return model if length == trained else model.extended(length, lag_extension)
+
+    def extended(self, length: int, lag_extension: LagExtension | None = None) -> Any:
+        """A new model with these weights and a longer context, as LanguageModel.extended makes one."""
+        if getattr(self, "hf_device_map", None) or getattr(self, "is_quantized", False):
+            raise ValueError("a model is extended on one device and unquantised; load it without device_map and quantization")
+        check_longer("length", length, self.config.length)
+        like = next(self.parameters())
+        new = type(self)(HyperConfig.from_dict({**self.config.to_dict(), "length": length})).to(like.device, like.dtype)
+        fill(new, self.state_dict(), lag_extension)
+        return new.train(self.training)
 
     def save_pretrained(  # type: ignore[override]
         self, save_directory: str | Path, is_main_process: bool = True, **options: Any
