@@ -50,6 +50,12 @@ def hyper(kind: AttnKind, width: int, length: int, size: int | None, init: Init 
     return (HyperGLU if kind == "glu" else HyperMLP)(config)
 
 
+def hyper_normed(width: int, length: int, size: int | None, init: Init = "paper") -> HyperGLU:
+    """Our extension of HyperGLU: its readout normalised per head, behind a swish gate."""
+    fields = {"n_embd": width, "n_head": 2, "block_size": length, "qk_rank": size, "init": init}
+    return HyperGLU(**fields, readout_norm=True, readout_swish=True)
+
+
 def relu(width: int, length: int, size: int | None) -> HyperGLU:
     """HyperMLP without mixing, convolutions and gates: the label R, of any rank."""
     config = HyperGLUConfig(
@@ -85,6 +91,9 @@ MIXERS: dict[str, Entry] = {
     "rwkv7": Entry(lambda d, n, s: RWKV7(d, value_width=s), "RWKV-7", "Peng et al.", 2025),
     "mamba": Entry(lambda d, n, s: Mamba(d, value_width=s), "Mamba", "Gu and Dao", 2023, "inner width"),
     "mamba2": Entry(lambda d, n, s: Mamba2(d, value_width=s), "Mamba-2", "Dao and Gu", 2024, "inner width"),
+    "hyperglu_normed": Entry(
+        hyper_normed, "HyperGLU, normed readout, swish gate", "ours", 2026, "qk_rank", 4, variant_of="hyperglu", init=True
+    ),
     # Transitions with eigenvalues down to −1, as state tracking needs them
     "deltanet_neg": Entry(
         lambda d, n, s: DeltaNet(d, value_width=s, negative=True),
