@@ -1,4 +1,4 @@
-"""Where text comes from: the standard library of this Python, files and folders, or a dataset of the Hub.
+"""Where text comes from: the standard library of this Python, files and folders, Debian's packages, or a dataset of the Hub.
 
 A source is a list of parts that can be read on their own, document by document, never whole:
 
@@ -7,6 +7,7 @@ A source is a list of parts that can be read on their own, document by document,
     x.jsonl           a document per line, in its field `text`
     x.parquet         a document per row, in its column `text`
     folder            all of the above in it, in the order of their paths
+    debian:NAME       prose of a Debian package: its name, a .deb file, or a folder where it was unpacked (debian.py)
     hub:owner/name    the train split of a Hub dataset, streamed (hub:owner/name:config for one of its configurations)
 
 Some of it is held out for validation: of several text files a twentieth, chosen by the hash of their names; of a single one the
@@ -27,6 +28,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from hypermlp.data.debian import find_package, package_files, package_texts
 
 LONGEST = 2**24  # bytes of a part of a file of lines, and so of a document from a text file
 WHOLE = (".txt", ".py")  # files that are a document
@@ -88,6 +91,8 @@ def find_source(source: str | Path = "stdlib", *, field: str = "text", validatio
         raise ValueError(f"validation ({validation}) is the share that is held out; it must be at least 0 and below 1")
     if source == "stdlib":
         return stdlib(validation)
+    if str(source).startswith("debian:"):
+        return debian(str(source).removeprefix("debian:"), validation)
     if str(source).startswith("hub:"):
         return hub(str(source), field, validation)
     root = Path(source)
@@ -97,7 +102,10 @@ def find_source(source: str | Path = "stdlib", *, field: str = "text", validatio
             raise ValueError(f"the folder {root} holds no file that ends in {', '.join(KINDS)}")
         return files(root.resolve().name, root, names, field, validation)
     if not root.is_file():
-        raise ValueError(f"no corpus at {root}; give a file, a folder, 'stdlib', or 'hub:owner/name' for a dataset of the Hub")
+        raise ValueError(
+            f"no corpus at {root}; give a file, a folder, 'stdlib', 'debian:NAME' for a Debian package, "
+            "or 'hub:owner/name' for a dataset of the Hub"
+        )
     if root.suffix not in KINDS:
         raise ValueError(f"the corpus {root} must end in {', '.join(KINDS)}, or be a folder of such files")
     return files(root.name, root.parent, [root.name], field, validation)
@@ -127,6 +135,16 @@ def files(title: str, root: Path, names: list[str], field: str, validation: floa
         parts += KINDS.get(path.suffix, library_file)(path, name, field, share)
         version.update(json.dumps([name, path.stat().st_size, path.stat().st_mtime_ns]).encode())
     return Source(title, tuple(parts), version.hexdigest(), field, validation)
+
+
+def debian(wanted: str, validation: float) -> Source:
+    """One part: a package is unpacked whole."""
+    package = find_package(wanted)
+    found = {name: path.stat() for name, path in package_files(package).items()}
+    version = hashlib.sha256(json.dumps([[name, s.st_size, s.st_mtime_ns] for name, s in found.items()]).encode())
+    name = f"Debian's {package.stem.partition('_')[0]}"
+    part = Part("debian", str(package), name, 0, 1, sum(s.st_size for s in found.values()), "", validation)
+    return Source(name, (part,), version.hexdigest(), "", validation)
 
 
 def hub(source: str, field: str, validation: float) -> Source:
@@ -238,11 +256,16 @@ def read_hub(part: Part) -> Iterator[str]:
         yield row[part.field]
 
 
+def read_debian(part: Part) -> Iterator[str]:
+    yield from package_texts(Path(part.path))
+
+
 READERS: dict[str, Callable[[Part], Iterator[str]]] = {
     "library": read_library,
     "text": read_text,
     "json lines": read_json_lines,
     "parquet": read_parquet,
+    "debian": read_debian,
     "hub": read_hub,
 }
 

@@ -27,7 +27,7 @@ PADDING = 64  # a vocabulary may be rounded up to a multiple of this, for the sa
 class DataConfig:
     """Which text a model is trained on."""
 
-    corpus: str  # "stdlib", a path, "hub:owner/name", or a folder with a prepared corpus
+    corpus: str  # "stdlib", a path, "debian:NAME", "hub:owner/name", or a folder with a prepared corpus
     tokenizer: str | None = None  # "bytes", "bpe:4096", or the path of a tokenizer.json; None: that of the prepared corpus
     context: int  # tokens of a training sequence
     documents: bool = False  # keep documents apart
