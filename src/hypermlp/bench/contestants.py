@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.bench import flops
+from hypermlp.cache import Cache
 from hypermlp.config import AttnKind, HyperGLUConfig
 from hypermlp.errors import RunError
 from hypermlp.mixers import HyperGLU, HyperMLP, Mixer, SoftmaxAttention, build_mixer, own
+from hypermlp.mixers.base import Tokens
 from hypermlp.models.budget import match
 from hypermlp.models.lm import count_parameters
 
@@ -111,45 +113,44 @@ def build_hyper(case: Case, kind: AttnKind, impl: str) -> Contestant:
     )
 
 
-def build_softmax(case: Case, heads: int, fused: bool) -> Contestant:
-    layer = SoftmaxAttention(case.width, heads, use_rope=False)
+class NaiveSoftmax(SoftmaxAttention):
+    """Softmax attention written out, with its T × T matrices."""
 
-    def naive(x: Tensor) -> Tensor:
-        q, k, v = (m(x).unflatten(-1, (heads, -1)).transpose(1, 2) for m in (layer.q, layer.k, layer.v))
+    def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
+        if cache is not None:
+            return super().mix(tokens, cache)
+        q, k, v, _ = self.project(tokens, None, "dense")
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         scores = (q @ k.mT) * q.shape[-1] ** -0.5
-        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-        return layer.o((F.softmax(scores.masked_fill(future, float("-inf")), -1) @ v).transpose(1, 2).flatten(2))
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        o = F.softmax(scores.masked_fill(future, float("-inf")), -1) @ v
+        return self.o(o.transpose(1, 2).flatten(2))
 
-    return Contestant(
-        case=case,
-        layer=layer,
-        call=layer if fused else naive,
-        oracle=naive,
-        flops=flops.forward(layer, case.batch, case.time),
-    )
+
+def build_softmax(case: Case, heads: int, fused: bool) -> Contestant:
+    layer, naive = (kind(case.width, heads, use_rope=False) for kind in (SoftmaxAttention, NaiveSoftmax))
+    for name, module in layer.named_children():
+        setattr(naive, name, module)
+    work = flops.forward(layer, case.batch, case.time)
+    return Contestant(case=case, layer=layer, call=layer if fused else naive, oracle=naive, flops=work)
 
 
 def build_named(case: Case) -> Contestant:
-    """A mixer by its registered name or label, or one of the user's own.
-
-    The oracle of those without a dense implementation is their decoding.
-    """
+    """A mixer by its registered name or label, or one of the user's own."""
     own.adopt([case.name])
-    layer = build_mixer(case.name, case.width, case.time, case.size)
+    return contestant_of(case, build_mixer(case.name, case.width, case.time, case.size))
+
+
+def contestant_of(case: Case, layer: Mixer) -> Contestant:
+    """The oracle of a mixer without a dense implementation is its decoding."""
+    work = flops.forward(layer, case.batch, case.time)
     if isinstance(layer, HyperGLU):
-        return Contestant(
-            case=case,
-            layer=layer,
-            call=layer,
-            oracle=lambda x: layer(x, impl="dense"),
-            flops=flops.forward(layer, case.batch, case.time),
-        )
+        return Contestant(case=case, layer=layer, call=layer, oracle=lambda x: layer(x, impl="dense"), flops=work)
 
     def decode(x: Tensor) -> Tensor:
         cache = layer.new_cache(x.shape[0], max_len=x.shape[1])
         return torch.cat([layer(token, cache=cache) for token in x.split(1, dim=1)], dim=1)
 
-    work = flops.forward(layer, case.batch, case.time)
     return Contestant(case=case, layer=layer, call=layer, oracle=decode, flops=work, longest_check=DECODED)
 
 

@@ -9,49 +9,83 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
 import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from hypermlp.bench.contestants import Case, build
+import torch
+
+from hypermlp.bench import contestants
 from hypermlp.errors import RunError
 
 MMAP_THRESHOLD, LARGE = -3, 64 * 1024  # mallopt's parameter and the bytes from which a block has a mapping of its own
 
 
 class Extra(NamedTuple):
-    """Bytes beyond the layer and its input that a step needs at its peak."""
+    """Bytes that a step needs at its peak, beyond the layer and its input, and how long the step took there."""
 
     forward: int
     training: int
+    forward_seconds: float
+    training_seconds: float
 
 
-def extra(case: Case) -> Extra:
+class Measured(Protocol):
+    """What is measured: a layer or a model."""
+
+    def input(self, batch: int, time: int) -> torch.Tensor: ...
+    def forward(self, x: torch.Tensor) -> None: ...
+    def train_step(self, x: torch.Tensor) -> None: ...
+
+
+def extra(case: Any, build: Callable[[Any], Measured] = contestants.build) -> Extra:
+    """Of the contestant that `build` (a function of some module) makes from `case`, which has a name, a batch and a time."""
     forks = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
     context = multiprocessing.get_context("forkserver" if forks else "spawn")
     if forks:
         context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(1, mp_context=context) as process:
         try:
-            return process.submit(measure, case).result()
+            return process.submit(measure, case, build, torch.get_num_threads()).result()
         except BrokenProcessPool:
             raise RunError(f"measuring the memory of {case.name} ended its process; is there enough memory?") from None
 
 
-def measure(case: Case) -> Extra:
+def measure(case: Any, build: Callable[[Any], Measured], threads: int) -> Extra:
+    torch.set_num_threads(threads)
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
         ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
     contestant = build(case)
-    found = []
+    found, seconds = [], []
     for step in (contestant.forward, contestant.train_step):
         step(contestant.input(1, min(case.time, 64)))
         x = contestant.input(case.batch, case.time)
-        before = reset_peak()
-        step(x)
-        found.append(max(0, peak() - before))  # VmHWM lags behind VmRSS by some pages
-    return Extra(*found)
+        rise = rise_on_gpu if x.is_cuda else rise_of_process
+        begin = time.perf_counter()
+        found.append(rise(step, x))
+        seconds.append(time.perf_counter() - begin)
+    return Extra(found[0], found[1], seconds[0], seconds[1])
+
+
+def rise_of_process(step: Callable[[torch.Tensor], None], x: torch.Tensor) -> int:
+    before = reset_peak()
+    step(x)
+    return max(0, peak() - before)  # VmHWM lags behind VmRSS by some pages
+
+
+def rise_on_gpu(step: Callable[[torch.Tensor], None], x: torch.Tensor) -> int:
+    step(x)  # what is compiled and chosen for this shape
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step(x)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def reset_peak() -> int:
@@ -78,3 +112,10 @@ def status(field: str) -> int:
         if line.startswith(field):
             return int(line.split()[1]) * 1024
     raise OSError(f"no {field} in /proc/self/status")
+
+
+def available() -> int:
+    """Bytes that are free, on the GPU where there is one."""
+    if torch.cuda.is_available():
+        return torch.cuda.mem_get_info()[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -61,3 +61,7 @@ def matmul_peak(size: int = 1536, rounds: int = 5) -> float:
     a, b = torch.randn(size, size), torch.randn(size, size)
     seconds = take_turns({"matmul": lambda: a @ b}, rounds)["matmul"]
     return 2 * size**3 / min(seconds)
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)

@@ -157,8 +157,12 @@ def report(
     from hypermlp.report.page import write_report
     from hypermlp.report.study import read_studies
     from hypermlp.report.table1 import show_table1
+    from hypermlp.report.table5 import write_page
 
     console = new_console()
+    if page := write_page(folder, out):
+        say(console, f"Report: {page}")
+        return
     for study in read_studies(folder):
         show_table1(console, study)
     show_verdicts(console, folder)

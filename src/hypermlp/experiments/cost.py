@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hypermlp.bench import flops
+from hypermlp.bench import flops, memory
 from hypermlp.experiments.configs import RunConfig, build_without_memory
 from hypermlp.models.lm import Block, LanguageModel, ModelConfig, count_parameters
 from hypermlp.train.distributed import World
@@ -110,7 +109,7 @@ def measure(config: RunConfig, parameters: int) -> Measured:
     each = sum(operations(model, context)[0].values())
     turn = 1 if isinstance(model.mixer, str) else len(model.mixer)
     trial, time = model, context
-    if 16 * parameters > memory_available() / 2 or each * context > largest:
+    if 16 * parameters > memory.available() / 2 or each * context > largest:
         trial = model.replace(depth=turn)
     own = sum(operations(trial, context)[0].values())
     rows = max(1, min(train.micro, int(largest // (own * context))))
@@ -166,9 +165,3 @@ def activations(config: RunConfig, block_bytes: float) -> float:
     if config.train.checkpointing:
         blocks = block_bytes + 4 * model.depth * model.width
     return tokens * (blocks + 8 * model.vocabulary)
-
-
-def memory_available() -> int:
-    if torch.cuda.is_available():
-        return torch.cuda.mem_get_info()[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -36,14 +36,20 @@ LOOKS = {
     "softmax sdpa 2 heads": Look("softmax attention (SDPA), 2 heads", "#2563eb", "-", "o"),
     "softmax sdpa 12 heads": Look("softmax attention (SDPA), 12 heads", "#0891b2", "--", "D"),
     "softmax naive": Look("softmax attention, all scores kept", "#2563eb", ":", "x"),
+    "sdpa": Look("softmax (SDPA)", "#2563eb", "-", "D"),
+    "sdpa-2": Look("softmax (SDPA), 2 heads", "#0891b2", "-", "s"),
+    "naive": Look("softmax written out", "#2563eb", ":", "+"),
+    "naive-2": Look("softmax written out, 2 heads", "#0891b2", ":", "x"),
     "authors": Look("the authors' HyperGLU", "#57534e", "-.", "P"),
 }
 OTHERS = ("#7c3aed", "#be185d", "#4d7c0f", "#0f766e")
+MARKERS = "*v^<>pPh"
 
 
 def look(name: str, place: int = 0) -> Look:
     """place: among those that have no look of their own."""
-    return LOOKS.get(name) or Look(title(name), OTHERS[place % len(OTHERS)], "-", "*")
+    colour, marker = OTHERS[place % len(OTHERS)], MARKERS[place // len(OTHERS) % len(MARKERS)]
+    return LOOKS.get(name) or Look(title(name), colour, "-", marker)
 
 
 def title(name: str) -> str:

@@ -1,0 +1,344 @@
+"""What every system costs, beside the paper's Table 5: tables for terminal, documents and page, and the picture."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+from rich.console import Group
+
+from hypermlp.bench import flops
+from hypermlp.bench.record import PHASES, entry, lengths, names, timings
+from hypermlp.bench.systems import BASELINE, SYSTEMS
+from hypermlp.experiments.paper import TABLE5, Table5Row
+from hypermlp.files import read_json
+from hypermlp.report.bench_pictures import curves, exponent, key, look
+from hypermlp.report.document import document
+from hypermlp.report.markup import cell, table
+from hypermlp.report.style import log_axis, new_figure
+from hypermlp.report.terminal import Column, tabulate
+
+Data = dict[str, Any]
+NONE = "–"
+PAPER_BASELINE = "SM(Flash)"
+
+
+class Cell(NamedTuple):
+    """A quantity here and in the paper, each with its ratio to SDPA's; None: not measured, or not in the paper."""
+
+    ours: float | None
+    ratio: float | None
+    paper: float | None
+    paper_ratio: float | None
+
+
+@dataclass(frozen=True)
+class Quantity:
+    title: str
+    unit: str
+    ours: Callable[[Data, str, int], float | None]  # record, system, phase
+    paper: Callable[[Table5Row, int], float]
+    digits: Callable[[float], str]
+
+    def cell(self, data: Data, name: str, phase: int) -> Cell:
+        own, base = (self.ours(data, who, phase) for who in (name, BASELINE))
+        row = TABLE5.get(SYSTEMS[name].paper)
+        theirs = None if row is None else self.paper(row, phase)
+        ratio = None if own is None or not base else own / base
+        if self.unit in ("s", "K/s") and ratio is not None:  # of times, the median within rounds
+            found = timings(data, name, data["settings"]["time"], BASELINE)
+            assert found is not None
+            inside = found[PHASES[phase]]["ratio"]
+            ratio = ratio if inside is None else inside["median"] if self.unit == "s" else 1 / inside["median"]
+        return Cell(own, ratio, theirs, None if theirs is None else theirs / self.paper(TABLE5[PAPER_BASELINE], phase))
+
+
+def work_of(data: Data, name: str, phase: int) -> float | None:
+    found: float | None = data["work"].get(name, {}).get(PHASES[phase])
+    return found
+
+
+def seconds_of(data: Data, name: str, phase: int) -> float | None:
+    found = timings(data, name, data["settings"]["time"], BASELINE)
+    return None if found is None else float(found[PHASES[phase]]["seconds"])
+
+
+def tokens_of(data: Data) -> int:
+    return int(data["settings"]["batch"] * data["settings"]["time"])
+
+
+def peak_bytes(data: Data, name: str, phase: int) -> float | None:
+    """Parameters, their gradients in a training step, and what the step needs beside them."""
+    found = data["memory"].get(entry(name, data["settings"]["time"]))
+    if found is None:
+        return None
+    size = 2 if data["settings"]["dtype"] == "bfloat16" else 4
+    return float(size * (phase + 1) * data["work"][name]["parameters"] + found[PHASES[phase]])
+
+
+def per_token(data: Data, name: str, phase: int) -> float | None:
+    found = work_of(data, name, phase)
+    return None if found is None else found / tokens_of(data)
+
+
+def scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def speed(data: Data, name: str, phase: int) -> float | None:
+    found = seconds_of(data, name, phase)
+    return None if found is None else tokens_of(data) / found / 1e3
+
+
+QUANTITIES = (
+    Quantity("FLOPs", "T", lambda d, n, p: scaled(work_of(d, n, p), 1e-12), lambda r, p: r.flops[p], "{:.3g}".format),
+    Quantity(
+        "FLOPs per token",
+        "M",
+        lambda d, n, p: scaled(per_token(d, n, p), 1e-6),
+        lambda r, p: r.flops_per_token[p],
+        "{:.1f}".format,
+    ),
+    Quantity("latency", "s", seconds_of, lambda r, p: r.seconds[p], "{:.3g}".format),
+    Quantity("tokens", "K/s", speed, lambda r, p: r.tokens_per_second[p], "{:.3g}".format),
+    Quantity(
+        "peak memory", "GB", lambda d, n, p: scaled(peak_bytes(d, n, p), 1e-9), lambda r, p: r.gigabytes[p], "{:.2f}".format
+    ),
+)
+
+
+def text(value: float | None, show: Callable[[float], str] = "{:.2f}".format) -> str:
+    return NONE if value is None else show(value)
+
+
+def about(data: Data) -> str:
+    s = data["settings"]
+    return (
+        f"GPT-2 style, {s['depth']} layers, width {s['width']}, vocabulary {s['vocabulary']:,}, batch {s['batch']} × "
+        f"{s['time']} tokens; {s['dtype']}, {s['machine']}, {s['threads']} threads"
+    )
+
+
+# ---- terminal ----
+
+
+def tables(data: Data, width: int) -> Iterator[Group]:
+    """One table per quantity and phase: here, ÷ SDPA, the paper, ÷ its Flash."""
+    found = names(data, list(SYSTEMS))
+    for quantity in QUANTITIES:
+        heads = [Column("system", left=True)]
+        for phase in PHASES:
+            heads += [Column(phase, starts=True), Column("÷ SDPA"), Column("paper"), Column("÷ Flash")]
+        if quantity.title == "FLOPs per token":
+            heads.append(Column("seen by the paper's counter"))
+        rows = []
+        for name in found:
+            cells = [SYSTEMS[name].title]
+            for phase in (0, 1):
+                c = quantity.cell(data, name, phase)
+                cells += [text(c.ours, quantity.digits), text(c.ratio), text(c.paper, quantity.digits), text(c.paper_ratio)]
+            if quantity.title == "FLOPs per token":
+                cells.append(f"{data['work'][name]['seen'] / tokens_of(data) / 1e6:.1f}")
+            rows.append(cells)
+        yield tabulate(width, f"{quantity.title}, {quantity.unit}", heads, rows)
+
+
+def long_table(data: Data, width: int) -> Group:
+    heads = ("system", "tokens", "forward, s", "per pair, ns", "training, s", "per pair, ns", "memory, MB", "grows as T^")
+    return tabulate(width, "long contexts, one layer", [Column(h) for h in heads], [list(row) for row in long_rows(data)])
+
+
+def long_rows(data: Data) -> Iterator[tuple[str, ...]]:
+    """Pairs are of a token and one that it sees; memory is that of a training step, its exponent fitted over all lengths."""
+    for name in names(data, list(SYSTEMS)):
+        at = {T: data["memory"][entry(name, T)] for T in lengths(data) if entry(name, T) in data["memory"]}
+        grows = exponent([(T, found["training"]) for T, found in at.items()]) if len(at) > 1 else None
+        for T, found in at.items():
+            times = [found[f"{phase}_seconds"] for phase in PHASES]
+            each = [f"{1e9 * seconds / flops.pairs(T):.2f}" for seconds in times]
+            last = text(grows) if max(at) == T else ""
+            cells = (f"{times[0]:.2f}", each[0], f"{times[1]:.2f}", each[1], f"{found['training'] / 1e6:.0f}")
+            yield SYSTEMS[name].title, f"{T:,}", *cells, last
+
+
+# ---- documents ----
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "| --- " + "| ---: " * (len(heads) - 1) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def model_markdown(data: Data) -> str:
+    """The table of whole models: here and ÷ SDPA, with the paper's ratio in brackets."""
+    heads = ["system", "parameters, M", "FLOPs per token, M", "forward, ms", "÷ SDPA (paper)", "training, ms", "÷ SDPA (paper)"]
+    heads += ["tokens/s, training", "memory, GB", "÷ SDPA (paper)"]
+    work, latency, tokens, memory = QUANTITIES[1], QUANTITIES[2], QUANTITIES[3], QUANTITIES[4]
+    rows = []
+    for name in names(data, list(SYSTEMS)):
+        row = [
+            SYSTEMS[name].title,
+            f"{data['work'][name]['parameters'] / 1e6:.1f}",
+            text(work.cell(data, name, 0).ours, work.digits),
+        ]
+        for phase in (0, 1):
+            c = latency.cell(data, name, phase)
+            row += [text(scaled(c.ours, 1e3), "{:.0f}".format), both(c)]
+        c = memory.cell(data, name, 1)
+        row += [text(scaled(tokens.cell(data, name, 1).ours, 1e3), "{:,.0f}".format), text(c.ours, memory.digits), both(c)]
+        rows.append(row)
+    return markdown_table(heads, rows)
+
+
+def both(cell: Cell) -> str:
+    return text(cell.ratio) + ("" if cell.paper_ratio is None else f" ({cell.paper_ratio:.2f})")
+
+
+def work_markdown(data: Data) -> str:
+    """Forward operations per token of all systems by both counts, beside the paper's."""
+    heads = ["system", "needed, M", "of which mixing", "the head", "seen by the paper's counter, M", "paper, M"]
+    rows = []
+    for name, found in data["work"].items():
+        row = TABLE5.get(SYSTEMS[name].paper)
+        parts = [f"{found[part] / tokens_of(data) / 1e6:.1f}" for part in ("forward", "mixing", "head", "seen")]
+        rows.append([SYSTEMS[name].title, *parts, NONE if row is None else f"{row.flops_per_token[0]:.2f}"])
+    return markdown_table(heads, rows)
+
+
+def growth_markdown(data: Data) -> str:
+    """A training step of one layer: milliseconds at each length, and the exponents of T over all of them."""
+    found = lengths(data)
+    heads = ["layer", *(f"{T:,} tokens, ms" for T in found), "time ∝", "memory ∝"]
+    rows = []
+    for name in names(data, list(SYSTEMS)):
+        at = growth_rows(data, name)
+        times = {row["shape"][1]: row["seconds"] for row in at}
+        shown = [f"{1e3 * times[T]:.0f}" if T in times else NONE for T in found]
+        rows.append([SYSTEMS[name].title, *shown, *(power(at, what) for what in ("seconds", "bytes"))])
+    return markdown_table(heads, rows)
+
+
+def power(rows: Sequence[Data], what: str) -> str:
+    points = [(row["shape"][1], row[what]) for row in rows if row[what] > 0]
+    return f"T^{exponent(points):.2f}" if len(points) > 1 else NONE
+
+
+def growth_rows(data: Data, name: str) -> list[Data]:
+    """Rows as bench_pictures.curves takes them: a training step at each length."""
+    rows = []
+    for T in lengths(data):
+        found, memory = timings(data, name, T, BASELINE), data["memory"].get(entry(name, T))
+        if found is not None:
+            extra = 0 if memory is None else memory["training"]
+            shape = [data["settings"]["batch"], T, data["settings"]["width"]]
+            rows.append({"contestant": name, "shape": shape, "seconds": found["training"]["seconds"], "bytes": extra})
+    return rows
+
+
+def long_markdown(data: Data) -> str:
+    heads = ["layer", "tokens", "forward, s", "per pair, ns", "training, s", "per pair, ns", "memory, MB", "∝ T^"]
+    return markdown_table(heads, list(long_rows(data)))
+
+
+# ---- the picture ----
+
+
+def picture(model: Data | None, growth: Data | None) -> Figure:
+    """Latency against memory of a training step; then how time and memory of the layers grow."""
+    panels = (model is not None) + 2 * (growth is not None)
+    figure, axes = new_figure(rows=panels, width=9.5, height=4.6 * panels)
+    remaining = list(axes)
+    if model is not None:
+        draw_trade(remaining.pop(0), model)
+    if growth is not None:
+        rows = [row for name in names(growth, list(SYSTEMS)) for row in growth_rows(growth, name)]
+        time, memory = remaining
+        curves(time, rows, lambda row: 1e3 * row["seconds"], fit=True)
+        curves(memory, [row for row in rows if row["bytes"] > 1e6], lambda row: row["bytes"] / 1e6, fit=True)
+        width = growth["settings"]["width"]
+        time.set(title=f"Training step of one layer, width {width}", ylabel="milliseconds", xlabel="tokens T")
+        memory.set(title="Its memory beyond the layer and the input", ylabel="MB", xlabel="tokens T")
+        for ax in (time, memory):
+            key(ax, "in brackets: grows as T to the power of")
+    return figure
+
+
+def draw_trade(ax: Any, data: Data) -> None:
+    points = {}
+    for name in names(data, list(SYSTEMS)):
+        seconds, size = seconds_of(data, name, 1), peak_bytes(data, name, 1)
+        if seconds is not None and size is not None:
+            points[name] = (1e3 * seconds, size / 1e9)
+    for place, (name, (x, y)) in enumerate(points.items()):
+        own = look(name, place)
+        ax.scatter(x, y, color=own.colour, marker=own.marker, s=40, zorder=3)
+        ax.annotate(SYSTEMS[name].title, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8)
+    log_axis(ax.xaxis, [x for x, _ in points.values()])
+    log_axis(ax.yaxis, [y for _, y in points.values()])
+    s = data["settings"]
+    title = f"Training step of a GPT-2, {s['depth']} layers, width {s['width']}, {s['batch']} × {s['time']} tokens"
+    ax.set(title=title, xlabel="milliseconds (left is better)", ylabel="peak memory, GB (lower is better)")
+
+
+# ---- the page ----
+
+
+def read_folder(folder: Path) -> dict[str, Data]:
+    """Name of a part and its scale ("model-laptop") → its record."""
+    found = [path for part in ("model", "growth", "long") for path in sorted(folder.glob(f"{part}-*.json"))]
+    return {path.stem: read_json(path) for path in found}
+
+
+def write_page(folder: Path, out: Path | None = None) -> Path | None:
+    """The page of what `hypermlp table5` left in a folder (None: report.html in it); None if it left nothing there."""
+    made = sections(folder)
+    if not made:
+        return None
+    path = out or folder / "report.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(document("What each system costs", "Measured, beside the paper's Table 5.", made), encoding="utf-8")
+    return path
+
+
+def sections(folder: Path) -> list[tuple[str, str]]:
+    """Titles and HTML of what was measured in a folder; empty if nothing was."""
+    records = read_folder(folder)
+    if not records:
+        return []
+    made = []
+    by_part = {part: next((d for n, d in records.items() if n.startswith(part)), None) for part in ("model", "growth")}
+    if any(by_part.values()):
+        made.append(("Latency, memory, growth", f"<figure>{image(picture(by_part['model'], by_part['growth']))}</figure>"))
+    writers = {"model": model_markdown, "growth": growth_markdown, "long": long_markdown}
+    for name, data in records.items():
+        part = name.split("-")[0]
+        lead = (
+            about(data) if part == "model" else f"One layer of width {data['settings']['width']}; {data['settings']['machine']}"
+        )
+        html = f"<p>{escape(lead)}</p>{from_markdown(writers[part](data))}"
+        if part == "model":
+            html += f"<h3>Operations of a forward pass per token</h3>{from_markdown(work_markdown(data))}"
+        made.append((f"Table 5: {name.replace('-', ', ')}", html + origins(data)))
+    return made
+
+
+def origins(data: Data) -> str:
+    lines = [f"{s['date']}: {s['command']} (commit {s['commit']}, torch {s['torch']})" for s in data["sessions"]]
+    return "".join(f'<p class="soft">{escape(line)}</p>' for line in lines)
+
+
+def from_markdown(table_text: str) -> str:
+    head, _, *lines = ([c.strip() for c in line.strip("|").split("|")] for line in table_text.splitlines())
+    return table(head, [[cell(c) for c in line] for line in lines], sorts=True)
+
+
+def image(figure: Figure) -> str:
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=130)
+    return f'<img alt="latency, memory and growth" src="data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}">'

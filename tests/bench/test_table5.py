@@ -1,0 +1,143 @@
+"""`hypermlp table5`: who takes part, what is measured, that it resumes, and what is shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hypermlp.bench import memory, systems, table5
+from hypermlp.bench.record import Record, differences, timings
+from hypermlp.bench.systems import SYSTEMS, choose_systems
+from hypermlp.cli.table5 import table5 as command
+from hypermlp.errors import RunError
+from hypermlp.experiments.paper import TABLE5
+from hypermlp.report import table5 as report
+
+TINY = replace(
+    table5.SCALES["quick"], depth=1, width=64, vocabulary=32, time=16, rounds=2, growth_width=64, growth=(8, 16), long=(8, 16)
+)
+NAMES = ["hyperglu", "gla"]
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A scale of milliseconds; processes of their own are tested with memory itself. Returns whose memory was measured."""
+    measured: list[str] = []
+
+    def extra(case: Any, build: Any) -> memory.Extra:
+        measured.append(case.name)
+        build(case).train_step(build(case).input(1, case.time))
+        return memory.Extra(10**6 * case.time, 2 * 10**6 * case.time, 1e-6 * case.time**2, 2e-6 * case.time**2)
+
+    monkeypatch.setitem(table5.SCALES, "quick", TINY)
+    monkeypatch.setattr(memory, "extra", extra)
+    return measured
+
+
+def test_the_systems_are_the_papers_and_more() -> None:
+    assert {s.paper for s in SYSTEMS.values()} - {""} == set(TABLE5)
+    with torch.device("meta"):
+        heads = {name: getattr(system.build(768, 64), "n_head", None) for name, system in SYSTEMS.items()}
+    others = {
+        "hyperglu": None,
+        "hypermlp": None,
+        "mamba": None,
+        "sdpa-2": 2,
+        "naive-2": 2,
+        "mamba2": 24,
+    }  # 24 of 64: twice as wide
+    assert heads == dict.fromkeys(SYSTEMS, 12) | others
+
+
+def test_gpt2_small_has_its_size() -> None:
+    sizes = {"time": 1024, "width": 768, "depth": 12, "vocabulary": 50304}
+    found = table5.model_work(table5.ModelCase(name="sdpa", batch=8, **sizes))
+    assert 120e6 < found["parameters"] < 125e6
+    assert found["seen"] / 8192 == 24 * 12 * 768**2  # the paper's 169.87 M, its additions apart
+    assert found["forward"] - found["head"] - found["mixing"] == found["seen"]
+
+
+def test_a_killed_run_resumes_where_it_was(tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    turn, turns = table5.Field.turn, []
+
+    def stop(self: table5.Field, name: str) -> list[float]:
+        turns.append(name)
+        if len(turns) == 5:  # in the second round
+            raise KeyboardInterrupt
+        return turn(self, name)
+
+    def run(names: list[str]) -> dict[str, Any]:
+        path = table5.run_model(tmp_path, "quick", names, batch=None, rounds=None, tell=lambda text: None)
+        return json.loads(path.read_text())
+
+    monkeypatch.setattr(table5.Field, "turn", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(NAMES)
+    kept = json.loads((tmp_path / "model-quick.json").read_text())["rounds"]
+    assert len(kept) == 1
+    data = run(NAMES)
+    assert data["rounds"][0] == kept[0]
+    assert [sorted(r["seconds"]) for r in data["rounds"]] == [["gla", "hyperglu", "sdpa"]] * 2
+    assert tiny == ["sdpa", "hyperglu", "gla"]
+    assert len(data["sessions"]) == 2
+    assert run(NAMES) == data  # finished: nothing is measured again
+    more = run(["path"])
+    assert [sorted(r["seconds"]) for r in more["rounds"][2:]] == [["path", "sdpa"]] * 2  # the baseline in every round
+    assert timings(more, "path", 16, "sdpa")["training"]["ratio"]["median"] > 0
+    with pytest.raises(RunError, match=r"was measured with batch 1, not 3; choose another --out"):
+        table5.run_model(tmp_path, "quick", NAMES, batch=3, rounds=None, tell=lambda text: None)
+
+
+def test_the_command_measures_and_shows_all_parts(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command(scale="quick", part="all", mixers="hyperglu,gla,naive", batch=None, rounds=1, out=tmp_path)
+    shown = capsys.readouterr().out
+    assert "about 0 minutes" in shown
+    assert "seen by" in shown
+    records = report.read_folder(tmp_path)
+    assert list(records) == ["model-quick", "growth-quick", "long-quick"]
+    assert report.growth_markdown(records["growth-quick"]).count("T^1.00") == 4  # the memory made up above is linear
+    assert [row.split("|")[1].strip() for row in report.model_markdown(records["model-quick"]).splitlines()[2:]] == [
+        *("HyperGLU", "softmax, SDPA", "softmax, written out", "GLA")
+    ]
+    page = (tmp_path / "report.html").read_text()
+    assert "data:image/png" in page
+    assert "hypermlp" in page
+    assert (tmp_path / "quick.png").stat().st_size > 10_000
+
+
+def test_long_contexts_are_shown_per_pair() -> None:
+    found = {f"{name} {T}": {"forward": T, "training": 2 * T, "forward_seconds": T**2 / 1e9, "training_seconds": 0.0}
+             for name in ("hyperglu", "sdpa") for T in (100, 200)}  # fmt: skip
+    lines = report.long_markdown({"memory": found, "rounds": [], "settings": {}}).splitlines()
+    assert lines[3] == "| HyperGLU | 200 | 0.00 | 1.99 | 0.00 | 0.00 | 0 | 1.00 |"
+
+
+def test_a_wrong_system_is_not_timed(tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Wrong(systems.SoftmaxAttention):
+        def forward(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+            return super().forward(x, **options) * (1 if options.get("cache") is not None else 1.001)
+
+    monkeypatch.setitem(SYSTEMS, "path", systems.System("wrong", lambda d, h, n: Wrong(d, h)))
+    with pytest.raises(RunError, match="path differs from the reference"):
+        table5.run_model(tmp_path, "quick", ["path"], batch=None, rounds=1, tell=lambda text: None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_mistakes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--mixers \('glla'\)|glla"):
+        choose_systems("gla,glla")
+    with pytest.raises(ValueError, match="names nobody"):
+        choose_systems(" , ")
+    with pytest.raises(ValueError, match="--scale"):
+        command(scale="huge", part="all", mixers=None, batch=None, rounds=None, out=tmp_path)
+    with pytest.raises(ValueError, match="multiple of 64"):
+        SYSTEMS["gla"].build(100, 16)
+    assert differences({"a": 1}, {"a": 1, "b": 2}) == ["b None, not 2"]
+    assert systems.too_large("naive", 1, 16384, 256) is not None
+    assert systems.too_large("sdpa", 1, 16384, 256) is None
+    assert Record(tmp_path / "new.json", {}).rounds(1) == []
