@@ -13,8 +13,8 @@ from hypermlp.bench.layer import Shape
 STEPS = 5
 # What an operator's own time counts as; the first word found in its name decides.
 GROUPS = {
-    "hypermlp::native": "mixing",
-    "hypermlp_native": "mixing",
+    "hypermlp::hm_forward": "mixing",
+    "hypermlp::hm_backward": "mixing",
     "scaled_dot_product": "mixing",
     "hypermlp": "convolutions and gates",
     "mm": "projections",

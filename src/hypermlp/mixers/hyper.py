@@ -19,8 +19,8 @@ from hypermlp.mixers import rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
 from hypermlp.mixers.base import Mixer, Tokens, as_bounds, check_input, gather_tokens
 from hypermlp.mixers.parts import INIT_STD, CausalConv, RMSNorm, decay_bank
-from hypermlp.mixers.projections import apply_linears, is_plain_linear, join_linears, watched
-from hypermlp.ops import native, pointwise
+from hypermlp.mixers.projections import apply_linears, is_long, is_plain, is_plain_linear, join_linears, watched
+from hypermlp.ops import layer, native, pointwise
 
 
 class SequenceMixing(nn.Module):
@@ -63,8 +63,10 @@ class SequenceMixing(nn.Module):
 
     def forward(self, control: Tensor) -> ops.Mixing:
         """operator, in a forward so that hooks which bring offloaded parameters run."""
-        A, B = (p.expand(self.heads, -1, -1) for p in (self.A, self.B))
-        diag = None if self.diag is None else self.diag.expand(self.heads, -1)
+        A, B, diag = self.A, self.B, self.diag
+        if A.shape[0] != self.heads:
+            A, B = A.expand(self.heads, -1, -1), B.expand(self.heads, -1, -1)
+            diag = None if diag is None else diag.expand(self.heads, -1)
         return ops.Mixing(A, B, control.unflatten(-1, (self.heads, -1)), diag, self.shortcut)
 
 
@@ -77,6 +79,7 @@ class Projected(NamedTuple):
     gate_vo: Tensor | None  # B T H*V, before its activation
     routing: ops.Mixing | None
     reading: ops.Mixing | None
+    in_nodes: bool = False  # ops/layer.py made it, and may make the readout
 
 
 class HyperGLU(Mixer):
@@ -203,8 +206,11 @@ class HyperGLU(Mixer):
         else:
             # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
             spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
-        o = ops.compute(impl, p.q, k, v, p.routing, p.reading, self.spec, spans, chunk)  # B T H V
-        o = self._gated_readout(o, p.gate_vo, impl)
+        operands = (p.q, k, v, p.routing, p.reading, self.spec, spans, chunk)
+        c, drops = self.config, self.config.dropout and self.training
+        if p.in_nodes and p.gate_vo is not None and not (drops or c.readout_norm or c.readout_swish):
+            return layer.mix_and_read(impl, *operands, gate=p.gate_vo, weight=self.o.weight, bias=self.o.bias)
+        o = self._gated_readout(ops.compute(impl, *operands), p.gate_vo, impl)
         if self.config.dropout:
             o = F.dropout(o, self.config.dropout, self.training)
         (y,) = apply_linears([(o, self.o)], impl)
@@ -259,9 +265,11 @@ class HyperGLU(Mixer):
     def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
         """Queries, keys, values, gates and controls; `history` (B W−1 C) are the inputs before them, for the convolutions."""
         x, G, H = tokens.x, self.config.routing_heads, self.config.n_head
+        position = tokens.position if tokens.packed else None  # all other sequences begin at 0, or in the history
+        if self._in_nodes(x, impl):
+            return self._arrange(layer.project(x, self._weights(), position, history, use=pointwise.kernels_for(impl, x)))
         x_k = x_v = x
         if self.conv_k is not None and self.conv_v is not None:
-            position = tokens.position if tokens.packed else None  # all other sequences begin at 0, or in the history
             x_k, x_v = pointwise.convs(x, self.conv_k(), self.conv_v(), position, history, impl=impl)
         made = self._joined(x, impl)
         if made is None:
@@ -283,6 +291,42 @@ class HyperGLU(Mixer):
             gate_vo=made.get("gate_vo"),
             routing=None if self.op1 is None else self.op1.operator(made["s1"]),
             reading=None if self.op2 is None else self.op2.operator(made["s2"]),
+        )
+
+    def _in_nodes(self, x: Tensor, impl: str) -> bool:
+        """Whether projections and readout may be a node of autograd each: the usual layer, eager, nobody listening."""
+        c = self.config
+        if self.op1 is None or self.op2 is None or self.gate_qk is None or c.use_rope or c.gate_act != "sigmoid":
+            return False
+        if impl == "dense" or watched(x) or not (torch.is_grad_enabled() or is_long(x)):
+            return False
+        modules = (self.q, self.k, self.v, self.o, self.gate_qk, self.gate_vo, self.op1.control, self.op2.control)
+        convs = (self.conv_k, self.conv_v)
+        return all(m is None or is_plain(m, nn.Linear) for m in modules) and all(
+            m is None or is_plain(m, CausalConv) for m in convs
+        )
+
+    def _weights(self) -> layer.Projections:
+        assert self.op1 is not None
+        assert self.op2 is not None
+        linears = (self.q, self.gate_qk, self.op1.control, self.op2.control, self.k, self.v, self.gate_vo)
+        weights = (None if m is None else m.weight for m in linears)
+        biases = (None if m is None else m.bias for m in linears)
+        convs = (None if m is None else m.weight for m in (self.conv_k, self.conv_v))
+        return layer.Projections._make((*weights, *biases, *convs))
+
+    def _arrange(self, made: layer.Projected) -> Projected:
+        assert self.op1 is not None
+        assert self.op2 is not None
+        G, H = self.config.routing_heads, self.config.n_head
+        return Projected(
+            q=made.q.unflatten(-1, (G, -1)),
+            k=made.k.unflatten(-1, (G, -1)),
+            v=made.v.unflatten(-1, (H, -1)),
+            gate_vo=made.gate_vo,
+            routing=self.op1.operator(made.s1),
+            reading=self.op2.operator(made.s2),
+            in_nodes=True,
         )
 
     def _joined(self, x: Tensor, impl: str) -> dict[str, Tensor] | None:

@@ -52,7 +52,13 @@ def is_long(x: Tensor) -> bool:
 
 def is_plain_linear(module: nn.Module) -> bool:
     """Whether calling the module is nothing but x Wᵀ + b: no subclass, adapter, parametrisation, hook or quantised weight."""
-    if type(module) is not nn.Linear or "forward" in module.__dict__:
+    return is_plain(module, nn.Linear)
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether calling the module is nothing but what `kind` does with its own parameters, and nobody listens."""
+    if type(module) is not kind or "forward" in module.__dict__:
         return False
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return not any(hooks) and all(p is None or type(p) in ORDINARY for p in (module.weight, module.bias))
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return False
+    return all(p is None or type(p) in ORDINARY for p in module._parameters.values())

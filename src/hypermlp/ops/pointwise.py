@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -96,13 +96,27 @@ def plain_backward(
     return d_x, d_wk, d_wv
 
 
+def convs_forward(
+    x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None, use: str
+) -> tuple[Tensor, Tensor]:
+    compute = kernels(use).convs_forward if use else plain_convs
+    yk, yv = compute(x, wk, wv, position, history)
+    return yk, yv
+
+
+def convs_backward(
+    d_yk: Tensor, d_yv: Tensor, x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, use: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    compute = kernels(use).convs_backward if use else plain_backward
+    d_x, d_wk, d_wv = compute(d_yk, d_yv, x, wk, wv, position)
+    return d_x, d_wk, d_wv
+
+
 @torch.library.custom_op("hypermlp::convs", mutates_args=())
 def convs_op(
     x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None, use: str
 ) -> tuple[Tensor, Tensor]:
-    if use:
-        return kernels(use).convs_forward(x, wk, wv, position, history)
-    return plain_convs(x, wk, wv, position, history)
+    return convs_forward(x, wk, wv, position, history, use)
 
 
 @convs_op.register_fake
@@ -115,8 +129,7 @@ def _(x: Tensor, wk: Tensor, wv: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 def convs_backward_op(
     d_yk: Tensor, d_yv: Tensor, x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, use: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = kernels(use).convs_backward if use else plain_backward
-    return found(d_yk, d_yv, x, wk, wv, position)
+    return convs_backward(d_yk, d_yv, x, wk, wv, position, use)
 
 
 @convs_backward_op.register_fake
@@ -143,9 +156,23 @@ def _backward_convs(ctx: Any, d_yk: Tensor, d_yv: Tensor) -> tuple[Any, ...]:
 convs_op.register_autograd(_backward_convs, setup_context=_save_convs)
 
 
+def gate_forward(x: Tensor, g: Tensor, use: str) -> Tensor:
+    return cast("Tensor", kernels(use).gate_forward(x, g) if use else plain_gate(x, g))
+
+
+def gate_backward(d_y: Tensor, x: Tensor, g: Tensor, use: str, *, overwrite: bool = False) -> tuple[Tensor, Tensor]:
+    """Gradients of x and g; overwrite: that of x in the place of d_y."""
+    if not use:
+        s = torch.sigmoid(g)
+        return d_y * s, torch.ops.aten.sigmoid_backward(d_y * x, s)
+    d_x, d_g = d_y if overwrite else x.new_empty(x.shape), g.new_empty(g.shape)
+    kernels(use).gate_backward(d_y, x, g, d_x, d_g)
+    return d_x, d_g
+
+
 @torch.library.custom_op("hypermlp::gate", mutates_args=())
 def gate_op(x: Tensor, g: Tensor, use: str) -> Tensor:
-    return kernels(use).gate_forward(x, g)
+    return gate_forward(x, g, use)
 
 
 @gate_op.register_fake
@@ -155,9 +182,7 @@ def _(x: Tensor, g: Tensor, use: str) -> Tensor:
 
 @torch.library.custom_op("hypermlp::gate_backward", mutates_args=())
 def gate_backward_op(d_y: Tensor, x: Tensor, g: Tensor, use: str) -> tuple[Tensor, Tensor]:
-    d_x, d_g = x.new_empty(x.shape), g.new_empty(g.shape)
-    kernels(use).gate_backward(d_y, x, g, d_x, d_g)
-    return d_x, d_g
+    return gate_backward(d_y, x, g, use)
 
 
 @gate_backward_op.register_fake
@@ -197,11 +222,8 @@ def plain_gates(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor
 
 
 def gates_forward(y: Tensor, sizes: Sequence[int], use: str) -> tuple[Tensor, Tensor, Tensor]:
-    if use != "native":
-        q, s1, s2 = kernels(use).gates_forward(y, sizes)
-        return q, s1, s2
-    q, m1, s1, s2 = y.split(list(sizes), dim=-1)
-    return native.gate_forward(q, m1), native.gate_forward(None, s1), native.gate_forward(None, s2)
+    q, s1, s2 = kernels(use).gates_forward(y, sizes) if use else plain_gates(y, sizes)
+    return q, s1, s2
 
 
 @torch.library.custom_op("hypermlp::gates", mutates_args=())
@@ -217,14 +239,16 @@ def _(y: Tensor, sizes: list[int], use: str) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.library.custom_op("hypermlp::gates_backward", mutates_args=())
 def gates_backward_op(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: list[int], use: str) -> Tensor:
+    return gates_backward(d_q, d_s1, d_s2, y, sizes, use)
+
+
+def gates_backward(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: Sequence[int], use: str) -> Tensor:
+    if not use:
+        q, m1, s1, s2 = y.split(list(sizes), dim=-1)
+        d_s1, d_s2 = (torch.ops.aten.sigmoid_backward(d, torch.sigmoid(s)) for d, s in ((d_s1, s1), (d_s2, s2)))
+        return torch.cat([*gate_backward(d_q, q, m1, use), d_s1, d_s2], dim=-1)
     d_y = y.new_empty(y.shape)
-    if use != "native":
-        kernels(use).gates_backward(d_q, d_s1, d_s2, y, sizes, d_y)
-        return d_y
-    (q, m1, s1, s2), (to_q, to_m1, to_s1, to_s2) = y.split(sizes, dim=-1), d_y.split(sizes, dim=-1)
-    native.gate_backward(d_q, q, m1, to_q, to_m1)
-    native.gate_backward(d_s1, None, s1, None, to_s1)
-    native.gate_backward(d_s2, None, s2, None, to_s2)
+    kernels(use).gates_backward(d_q, d_s1, d_s2, y, sizes, d_y)
     return d_y
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
 from hypermlp import notice
@@ -147,23 +148,40 @@ def register(
         tensors, *ctx.options = Call.from_flat(inputs)
         ctx.save_for_backward(*output, *tensors)
 
-    def differentiate(ctx: Any, d_o: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    def unpack(ctx: Any) -> tuple[tuple[Tensor, ...], Call]:
         saved = ctx.saved_tensors  # once: under activation checkpointing a second look is refused
-        made, tensors = saved[: len(outputs)], saved[len(outputs) :]
-        call = Call(Inputs(*tensors), *ctx.options)
+        return saved[: len(outputs)], Call(Inputs(*saved[len(outputs) :]), *ctx.options)
+
+    def differentiate(ctx: Any, d_o: Tensor, *_: Tensor) -> tuple[Any, ...]:
+        made, call = unpack(ctx)
         wanted = call.inputs.differentiable
-        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated again
-
-            def dense(*replaced: Tensor) -> Tensor:
-                return reference_mix(call.inputs.with_differentiable(replaced), call.spec)
-
-            grads = gradients_with_graph(dense, wanted, (d_o,))
+        if torch.is_grad_enabled():
+            grads = gradients_of_gradients(call, d_o)
         else:
             found = opaque_backward(d_o, *made, *call.flat())
             grads = [None if x is None else g for x, g in zip(wanted, found, strict=True)]
         return (*grads, *(None for _ in call.flat()[len(wanted) :]))
 
     opaque.register_autograd(differentiate, setup_context=save)
+
+    class Eager(torch.autograd.Function):
+        """The same where autograd alone observes, without the dispatch of operators, most of a small call's time."""
+
+        @staticmethod
+        def forward(ctx: Any, spec: Spec, chunk: int | None, *tensors: Tensor | None) -> Tensor:
+            ctx.options = (spec, chunk)
+            with no_autocast(tensors[0]):
+                made = forward(Inputs._make(tensors), spec, chunk)
+            ctx.save_for_backward(*made, *tensors)
+            return made[0]
+
+        @staticmethod
+        def backward(ctx: Any, d_o: Tensor) -> tuple[Any, ...]:
+            made, call = unpack(ctx)
+            if torch.is_grad_enabled():
+                return (None, None, *gradients_of_gradients(call, d_o), None)
+            with no_autocast(d_o):
+                return (None, None, *backward(d_o, *made, *call), None)
 
     def mix(
         q: Tensor,
@@ -176,10 +194,48 @@ def register(
         chunk: int | None = None,
     ) -> Tensor:
         call = Call(Inputs(q, k, v, *flatten_mixing(routing, False), *flatten_mixing(reading, True), spans), spec, chunk)
-        if recording(*call.inputs):
+        observer = observed(*call.inputs)
+        if observer == "tracer":
             return opaque(*call.flat())[0]
+        if observer == "autograd":
+            return cast("Tensor", Eager.apply(spec, chunk, *call.inputs))
         with no_autocast(q):
             return forward(*call)[0] if infer is None else infer(*call)
+
+    return mix
+
+
+class Linked(Protocol):
+    def __call__(self, inputs: Inputs, spec: Spec) -> tuple[Tensor, Tensor]: ...
+
+
+def linked(forward: Forward, backward: Backward) -> Linked:
+    """The operator for a reader that gives back d_o·o beside d_o, so that o need not be kept; for eager calls.
+
+    Returns o and ρ. The reader takes ρ as an argument and gives d_o·o (B T H) as its gradient; where gradients are recorded, it
+    finds those of the operator's inputs itself.
+    """
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+            ctx.spec = spec
+            o, rho, *more = forward(Inputs._make(tensors), spec, None)
+            assert not more
+            ctx.save_for_backward(rho, *tensors)
+            ctx.set_materialize_grads(False)
+            return o, rho
+
+        @staticmethod
+        def backward(ctx: Any, d_o: Tensor | None, dots: Tensor | None) -> tuple[Any, ...]:
+            if d_o is None:  # the reader has seen to it
+                return (None,) * (1 + len(Inputs._fields))
+            rho, *tensors = ctx.saved_tensors
+            return (None, *backward(d_o, None, rho, Inputs._make(tensors), ctx.spec, None, dots=dots), None)
+
+    def mix(inputs: Inputs, spec: Spec) -> tuple[Tensor, Tensor]:
+        o, rho = Eager.apply(spec, *inputs)
+        return o, rho
 
     return mix
 
@@ -205,14 +261,32 @@ def reference_mix(inputs: Inputs, spec: Spec) -> Tensor:
 # Who observes a call, and the derivatives that a hand-written gradient does not provide.
 
 
-def recording(*tensors: Tensor | None) -> bool:
-    """Whether autograd, a compiler or a transform observes the call, or there are no values; else operators may be bypassed."""
+def gradients_of_gradients(call: Call, d_o: Tensor) -> list[Tensor | None]:
+    """The operator's gradients where they are recorded themselves (create_graph=True)."""
+
+    def dense(*replaced: Tensor) -> Tensor:
+        return reference_mix(call.inputs.with_differentiable(replaced), call.spec)
+
+    return gradients_with_graph(dense, call.inputs.differentiable, (d_o,))
+
+
+def observed(*tensors: Tensor | None) -> Literal["tracer", "autograd", None]:
+    """Who observes a call. A tracer: a compiler, a dispatch mode or a transform sees operators, or there are no values."""
     if traced():
-        return True
-    present = [t for t in tensors if t is not None]
-    if any(type(t) not in ORDINARY or t.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(t) for t in present):
-        return True
-    return torch.is_grad_enabled() and any(t.requires_grad for t in present)
+        return "tracer"
+    differentiable = False
+    for t in tensors:
+        if t is None:
+            continue
+        if type(t) not in ORDINARY or t.is_meta or is_functorch_wrapped_tensor(t):
+            return "tracer"
+        differentiable = differentiable or t.requires_grad
+    return "autograd" if differentiable and torch.is_grad_enabled() else None
+
+
+def recording(*tensors: Tensor | None) -> bool:
+    """Whether anybody observes the call; else operators may be bypassed."""
+    return observed(*tensors) is not None
 
 
 def traced() -> bool:

@@ -98,4 +98,6 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Where types are chosen by hand, for tensors on x's device; the meta device has no autocast."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)

@@ -9,12 +9,16 @@ from hypermlp.ops.native.kernels import (
     convs_forward,
     gate_backward,
     gate_forward,
+    gates_backward,
+    gates_forward,
     linears,
     mix,
+    mix_linked,
     scan_backward,
     scan_forward,
     scan_inputs,
     step,
+    ungate,
 )
 
 __all__ = [
@@ -26,12 +30,16 @@ __all__ = [
     "convs_forward",
     "gate_backward",
     "gate_forward",
+    "gates_backward",
+    "gates_forward",
     "is_plain",
     "library",
     "linears",
     "mix",
+    "mix_linked",
     "scan_backward",
     "scan_forward",
     "scan_inputs",
     "step",
+    "ungate",
 ]

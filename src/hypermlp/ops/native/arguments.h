@@ -34,6 +34,7 @@ struct hm_args {
     hm_view dout;              // backward only, from here on
     hm_view dq, dk, dv, ds1, ds2;
     float *dA1, *dB1, *ddiag1, *dA2, *dB2, *ddiag2;  // may be null where the operator or its diagonal is absent
+    const float *dots;         // (B,T,H) do·o, or null: from o
 };
 
 struct hm_conv_args {
@@ -59,6 +60,27 @@ struct hm_gate_args {
     const float *dy;
     float *dx, *dg;              // dx is not written where x is null
     i64 dy_row, dx_row, dg_row;
+};
+
+// q, m, s1, s2 side by side in a row: q ⊙ σ(m), σ(s1), σ(s2). All contiguous.
+struct hm_gates_args {
+    i64 N, Q, S1, S2;
+    i64 nthreads;
+    void *parallel;
+    const float *y;              // (N, 2Q+S1+S2)
+    float *q, *s1, *s2;          // forward: written
+    const float *dq, *ds1, *ds2; // backward, from here on
+    float *dy, *sum;             // sum: of dy over the rows, (2Q+S1+S2)
+};
+
+// The gradients of y = o ⊙ σ(g) from dy and y. All (N, H*V) contiguous; dx may be dy.
+struct hm_ungate_args {
+    i64 N, H, V;
+    i64 nthreads;
+    void *parallel;
+    const float *dy, *y, *g;
+    float *dx, *dg;
+    float *dots;                 // (N,H) do·o, which is dy·y
 };
 
 // One product of a few rows with a weight matrix: y = x w^T + bias.

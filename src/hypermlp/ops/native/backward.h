@@ -27,11 +27,17 @@ void output_gradient(const Plan &P, const Strip &s, i64 head, Work &w) {
     const hm_args &p = P.p;
     for (i64 i = 0; i < s.m; i++) {
         float rho = p.norm ? p.rho[(s.b * p.T + s.row + i) * p.H + head] : 1.0f;
-        const float *d = at(p.dout, s.b, s.row + i, head), *o = at(p.o, s.b, s.row + i, head);
-        vf dot{};
-        each_vector(p.V, [&](i64 j, i64 n) { dot += load_some(d + j, n) * load_some(o + j, n); });
+        float product;
+        if (p.dots) {
+            product = p.dots[(s.b * p.T + s.row + i) * p.H + head];
+        } else {
+            const float *d = at(p.dout, s.b, s.row + i, head), *o = at(p.o, s.b, s.row + i, head);
+            vf dot{};
+            each_vector(p.V, [&](i64 j, i64 n) { dot += load_some(d + j, n) * load_some(o + j, n); });
+            product = sum(dot);
+        }
         w.rrho[i] = 1.0f / rho;
-        w.pull[i] = p.norm ? -sum(dot) * w.rrho[i] * w.rrho[i] : 0.0f;
+        w.pull[i] = p.norm ? -product * w.rrho[i] * w.rrho[i] : 0.0f;
     }
     pack_rows(at(p.dout, s.b, s.row, head), p.dout.t, s.m, p.V, w.rrho, w.dout, P.Vp);
 }

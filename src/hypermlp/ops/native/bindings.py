@@ -47,7 +47,7 @@ class Arguments(ctypes.Structure):
         ("o", View),
         ("rho", POINTER),
         *((name, View) for name in ("dout", "dq", "dk", "dv", "ds1", "ds2")),
-        *((name, POINTER) for name in ("dA1", "dB1", "ddiag1", "dA2", "dB2", "ddiag2")),
+        *((name, POINTER) for name in ("dA1", "dB1", "ddiag1", "dA2", "dB2", "ddiag2", "dots")),
     )
 
 
@@ -74,6 +74,24 @@ class GateArguments(ctypes.Structure):
         *((name, I64) for name in ("x_row", "g_row", "y_row")),
         *((name, POINTER) for name in ("dy", "dx", "dg")),
         *((name, I64) for name in ("dy_row", "dx_row", "dg_row")),
+    )
+
+
+class GatesArguments(ctypes.Structure):
+    """hm_gates_args of arguments.h."""
+
+    _fields_ = (
+        *((name, I64) for name in ("N", "Q", "S1", "S2", "nthreads")),
+        *((name, POINTER) for name in ("parallel", "y", "q", "s1", "s2", "dq", "ds1", "ds2", "dy", "sum")),
+    )
+
+
+class UngateArguments(ctypes.Structure):
+    """hm_ungate_args of arguments.h."""
+
+    _fields_ = (
+        *((name, I64) for name in ("N", "H", "V", "nthreads")),
+        *((name, POINTER) for name in ("parallel", "dy", "y", "g", "dx", "dg", "dots")),
     )
 
 
@@ -135,6 +153,8 @@ MIRRORED = {
     "hm_args": Arguments,
     "hm_conv_args": ConvArguments,
     "hm_gate_args": GateArguments,
+    "hm_gates_args": GatesArguments,
+    "hm_ungate_args": UngateArguments,
     "hm_linear_entry": LinearEntry,
     "hm_linear_args": LinearArguments,
     "hm_weights": Weights,
@@ -181,7 +201,11 @@ def entry_point(name: str) -> Callable[..., int]:
 
 
 def call(name: str, arguments: ctypes.Structure) -> None:
-    status = entry_point(name)(ctypes.byref(arguments))
+    if torch.autograd.profiler._is_profiler_enabled:  # else nobody could tell the kernels of one node apart
+        with torch.profiler.record_function(f"hypermlp::{name}"):
+            status = entry_point(name)(ctypes.byref(arguments))
+    else:
+        status = entry_point(name)(ctypes.byref(arguments))
     if status != 0:
         raise RuntimeError(f"{name} failed with status {status}: {FAILURES.get(status, 'unknown')}")
 
@@ -196,8 +220,8 @@ def is_plain(*tensors: Tensor | None) -> bool:
 
 def check_border(x: Tensor, dtype: torch.dtype, dense: bool) -> int:
     """The tensor's address; raises where the kernel would read something else than its numbers."""
-    address = x.data_ptr() if type(x) in ORDINARY and x.device.type == "cpu" and x.layout == torch.strided else 0
-    if x.dtype != dtype or not dense or x.is_neg() or (address == 0 and x.numel() > 0):
+    address = x.data_ptr() if type(x) in ORDINARY and x.is_cpu and x.layout is torch.strided else 0
+    if x.dtype is not dtype or not dense or x.is_neg() or (address == 0 and x.numel() > 0):
         raise ValueError(
             f"the native kernel takes {dtype} tensors in the CPU's memory, contiguous where it counts on it, and not "
             f"{type(x).__name__} {tuple(x.shape)} of {x.dtype} on {x.device} with strides {x.stride()}; "
@@ -228,10 +252,13 @@ def row_pointer(x: Tensor | None) -> tuple[int | None, int]:
 
 def single(x: Tensor) -> Tensor:
     """float32 with a contiguous last axis; copied only if it is not."""
-    x = x.to(torch.float32).resolve_neg()
+    if x.dtype is not torch.float32 or x.is_neg():
+        x = x.to(torch.float32).resolve_neg()
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
 def whole(x: Tensor) -> Tensor:
     """float32 and contiguous; copied only if it is not."""
-    return x.to(torch.float32).resolve_neg().contiguous()
+    if x.dtype is not torch.float32 or x.is_neg():
+        x = x.to(torch.float32).resolve_neg()
+    return x.contiguous()

@@ -17,10 +17,11 @@
 //
 // Every product goes through one register-blocked micro-kernel: MR rows by one panel of NR columns.
 //
-// One translation unit: arguments, layout <- simd <- threads <- gemm <- strip <- mix <- rows, backward; conv, scan, step.
+// One translation unit: arguments, layout <- simd <- threads <- gemm <- strip <- mix <- rows, backward; conv, gates, scan, step.
 
 #include "backward.h"
 #include "conv.h"
+#include "gates.h"
 #include "layout.h"
 #include "rows.h"
 #include "scan.h"
@@ -78,6 +79,14 @@ HM_API int hm_conv_backward(const hm_conv_args *p) {
 HM_API int hm_gate_forward(const hm_gate_args *p) { return gate_forward(p), 0; }
 
 HM_API int hm_gate_backward(const hm_gate_args *p) { return gate_backward(p), 0; }
+
+HM_API int hm_gates_forward(const hm_gates_args *p) { return gates_forward(p), 0; }
+
+HM_API int hm_gates_backward(const hm_gates_args *p) {
+    return guarded([&] { return gates_backward(p), 0; });
+}
+
+HM_API int hm_ungate(const hm_ungate_args *p) { return ungate(p), 0; }
 
 HM_API int hm_linear(const hm_linear_args *p) { return linear_forward(p), 0; }
 

@@ -16,10 +16,12 @@ from hypermlp.ops.native.bindings import (
     Arguments,
     ConvArguments,
     GateArguments,
+    GatesArguments,
     LinearArguments,
     LinearEntry,
     ScanArguments,
     StepArguments,
+    UngateArguments,
     Weights,
     call,
     pointer,
@@ -29,7 +31,7 @@ from hypermlp.ops.native.bindings import (
     view,
     whole,
 )
-from hypermlp.ops.registered import Inputs, register
+from hypermlp.ops.registered import Inputs, linked, register
 from hypermlp.ops.types import Spec, dense_spans
 
 SCAN_ROWS, SCAN_GROUP = 16, 128  # tokens whose states are recomputed together, channels whose gradients are summed together
@@ -43,11 +45,13 @@ class Passed(NamedTuple):
 
     @classmethod
     def make(cls, inputs: Inputs, spec: Spec) -> Passed:
-        spans = dense_spans(inputs.q.shape[0], inputs.q.shape[1], inputs.k.shape[1]) if inputs.spans is None else inputs.spans
-        spans = spans.to("cpu", torch.int64)
-        strided = {name: single(x) for name, x in inputs._asdict().items() if name in STRIDED and x is not None}
-        packed = {name: whole(x) for name, x in inputs._asdict().items() if name in PACKED and x is not None}
-        t = inputs._replace(**strided, **packed, spans=spans[spans[:, 2] > spans[:, 1]].contiguous())
+        if inputs.spans is None:
+            spans = dense_spans(inputs.q.shape[0], inputs.q.shape[1], inputs.k.shape[1])
+        else:
+            spans = inputs.spans.to("cpu", torch.int64)
+            spans = spans[spans[:, 2] > spans[:, 1]].contiguous()
+        laid_out = (None if x is None else layout(x) for layout, x in zip(LAYOUTS, inputs.differentiable, strict=True))
+        t = Inputs(*laid_out, spans)
         a = Arguments(t.q.shape[0], t.q.shape[1], t.k.shape[1], t.v.shape[2], t.q.shape[2], t.q.shape[3], t.v.shape[3])
         a.R1 = 0 if t.left1 is None else t.left1.shape[2]
         a.R2 = 0 if t.left2 is None else t.left2.shape[2]
@@ -61,9 +65,8 @@ class Passed(NamedTuple):
         return cls(a, t)
 
 
-# How the kernel takes a tensor: with strides in all axes but the last, or contiguous.
-STRIDED = ("q", "k", "v", "control1", "control2")
-PACKED = ("left1", "right1", "base1", "left2", "right2", "base2")
+# How the kernel takes each tensor: with strides in all axes but the last, or contiguous.
+LAYOUTS = tuple(single if name in ("q", "k", "v", "control1", "control2") else whole for name in Inputs._fields[:-1])
 
 
 def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor]:
@@ -75,12 +78,15 @@ def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tens
     return o.to(inputs.q.dtype), rho
 
 
-def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None) -> list[Tensor | None]:
+def backward(
+    d_o: Tensor, o: Tensor | None, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None, *, dots: Tensor | None = None
+) -> list[Tensor | None]:
+    """Gradients. Of o only d_o·o (B T H) is needed: dots stands for it where o was not kept."""
     a, _kept = Passed.make(inputs, spec)
-    d_o, o, rho = single(d_o), single(o), whole(rho)
+    d_o, o, rho, dots = single(d_o), None if o is None else single(o), whole(rho), None if dots is None else whole(dots)
     wanted = inputs.differentiable
     d = inputs.with_differentiable(None if x is None else x.new_empty(x.shape, dtype=torch.float32) for x in wanted)
-    a.o, a.rho, a.dout = view(o), pointer(rho), view(d_o)
+    a.o, a.rho, a.dout, a.dots = view(o), pointer(rho), view(d_o), pointer(dots)
     a.dq, a.dk, a.dv, a.ds1, a.ds2 = view(d.q), view(d.k), view(d.v), view(d.control1), view(d.control2)
     a.dA1, a.dB1, a.ddiag1 = pointer(d.left1), pointer(d.right1), pointer(d.base1)
     a.dB2, a.dA2, a.ddiag2 = pointer(d.left2), pointer(d.right2), pointer(d.base2)
@@ -89,6 +95,7 @@ def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, ch
 
 
 mix = register("native", forward, backward)
+mix_linked = linked(forward, backward)
 
 
 def convs_forward(x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -147,6 +154,40 @@ def gate_backward(d_y: Tensor, x: Tensor | None, g: Tensor, d_x: Tensor | None, 
     (a.x, a.x_row), (a.g, a.g_row), (a.dy, a.dy_row) = row_pointer(xs), row_pointer(gs), row_pointer(d_ys)
     (a.dx, a.dx_row), (a.dg, a.dg_row) = row_pointer(d_xs), row_pointer(d_gs)
     call("hm_gate_backward", a)
+
+
+def gates_forward(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """q ⊙ σ(m1), σ(s1) and σ(s2) of y (B T C) = [q | m1 | s1 | s2]."""
+    y, (Q, _, S1, S2) = whole(y), sizes
+    q, s1, s2 = (y.new_empty(*y.shape[:2], width) for width in (Q, S1, S2))
+    a = GatesArguments(y.shape[0] * y.shape[1], Q, S1, S2, torch.get_num_threads(), thread_pool(), pointer(y))
+    a.q, a.s1, a.s2 = pointer(q), pointer(s1), pointer(s2)
+    call("hm_gates_forward", a)
+    return q, s1, s2
+
+
+def gates_backward(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: Sequence[int], d_y: Tensor) -> Tensor:
+    """Writes the gradient of y into d_y; returns its sum over all rows."""
+    y, d_q, d_s1, d_s2 = (whole(t) for t in (y, d_q, d_s1, d_s2))
+    total = y.new_empty(y.shape[2])
+    Q, _, S1, S2 = sizes
+    a = GatesArguments(y.shape[0] * y.shape[1], Q, S1, S2, torch.get_num_threads(), thread_pool(), pointer(y))
+    a.dq, a.ds1, a.ds2, a.dy, a.sum = pointer(d_q), pointer(d_s1), pointer(d_s2), pointer(d_y), pointer(total)
+    call("hm_gates_backward", a)
+    return total
+
+
+def ungate(d_y: Tensor, y: Tensor, g: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of o, in the place of d_y, and of g, for y = o ⊙ σ(g) (B T H*V), and d_o·o (B T H)."""
+    y, g = whole(y), whole(g)
+    d_g, dots = g.new_empty(g.shape), g.new_empty(*g.shape[:2], heads)
+    N = g.shape[0] * g.shape[1]
+    a = UngateArguments(
+        N, heads, g.shape[2] // heads, torch.get_num_threads(), thread_pool(), pointer(d_y), pointer(y), pointer(g)
+    )
+    a.dx, a.dg, a.dots = pointer(d_y), pointer(d_g), pointer(dots)
+    call("hm_ungate", a)
+    return d_y, d_g, dots
 
 
 def linears(products: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> list[Tensor]:

@@ -1,8 +1,9 @@
-// What surrounds the operator: gates, products of few rows with many weights, and one token through a whole layer.
+// What surrounds the operator: products of few rows with many weights, and one token through a whole layer.
 
 #pragma once
 
 #include "conv.h"
+#include "gates.h"
 #include "rows.h"
 
 namespace {
@@ -40,42 +41,6 @@ void few_rows(const hm_linear_entry &e, i64 begin, i64 end, i64 rows) {
     i64 o = begin;
     for (; o + 4 <= end; o += 4) dots_of_rows<4>(e, o, rows);
     for (; o < end; o++) dots_of_rows<1>(e, o, rows);
-}
-
-void gate_forward(const hm_gate_args *p) {
-    i64 nw = std::max<i64>(1, std::min(std::max<i64>(p->nthreads, 1), p->N));
-    run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
-        Share mine(p->N, w, nw);
-        for (i64 r = mine.begin; r < mine.end; r++) {
-            const float *x = p->x ? p->x + r * p->x_row : nullptr, *g = p->g + r * p->g_row;
-            float *y = p->y + r * p->y_row;
-            each_pair(p->C, [&](i64 j, i64 n) {
-                pair s = sigmoid(load2_some(g + j, n));
-                store2_some(y + j, x ? load2_some(x + j, n) * s : s, n);
-            });
-        }
-    });
-}
-
-void gate_backward(const hm_gate_args *p) {
-    i64 nw = std::max<i64>(1, std::min(std::max<i64>(p->nthreads, 1), p->N));
-    run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
-        Share mine(p->N, w, nw);
-        for (i64 r = mine.begin; r < mine.end; r++) {
-            const float *x = p->x ? p->x + r * p->x_row : nullptr, *g = p->g + r * p->g_row, *dy = p->dy + r * p->dy_row;
-            float *dx = p->x ? p->dx + r * p->dx_row : nullptr, *dg = p->dg + r * p->dg_row;
-            each_pair(p->C, [&](i64 j, i64 n) {
-                pair gv = load2_some(g + j, n), d = load2_some(dy + j, n);
-                pair e = exp_negative(minus_abs(gv)), s = sigmoid_from(gv, e);
-                if (x) {
-                    pair xv = load2_some(x + j, n);
-                    store2_some(dx + j, d * s, n);
-                    d = d * xv;
-                }
-                store2_some(dg + j, d * s * sigmoid_from(-1.0f * gv, e), n);  // σ' = σ(x) σ(-x), without cancellation
-            });
-        }
-    });
 }
 
 void linear_forward(const hm_linear_args *p) {

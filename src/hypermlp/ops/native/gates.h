@@ -1,0 +1,127 @@
+// Sigmoid gates: one, those of the joined projections, and the way back through the readout's.
+
+#pragma once
+
+#include "threads.h"
+
+namespace {
+
+// Rows of about this many elements for each worker: a smaller share costs more to hand out than to compute.
+constexpr i64 GATE_SHARE = 16384;
+
+i64 gate_workers(i64 rows, i64 columns, i64 nthreads) {
+    return std::max<i64>(1, std::min({std::max<i64>(nthreads, 1), rows, rows * columns / GATE_SHARE}));
+}
+
+HM_INLINE pair slope_of(pair g, pair e, pair s) {  // σ' = σ(x) σ(-x), without cancellation
+    return s * sigmoid_from(-1.0f * g, e);
+}
+
+void gate_forward(const hm_gate_args *p) {
+    i64 nw = gate_workers(p->N, p->C, p->nthreads);
+    run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
+        Share mine(p->N, w, nw);
+        for (i64 r = mine.begin; r < mine.end; r++) {
+            const float *x = p->x ? p->x + r * p->x_row : nullptr, *g = p->g + r * p->g_row;
+            float *y = p->y + r * p->y_row;
+            each_pair(p->C, [&](i64 j, i64 n) {
+                pair s = sigmoid(load2_some(g + j, n));
+                store2_some(y + j, x ? load2_some(x + j, n) * s : s, n);
+            });
+        }
+    });
+}
+
+void gate_backward(const hm_gate_args *p) {
+    i64 nw = gate_workers(p->N, p->C, p->nthreads);
+    run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
+        Share mine(p->N, w, nw);
+        for (i64 r = mine.begin; r < mine.end; r++) {
+            const float *x = p->x ? p->x + r * p->x_row : nullptr, *g = p->g + r * p->g_row, *dy = p->dy + r * p->dy_row;
+            float *dx = p->x ? p->dx + r * p->dx_row : nullptr, *dg = p->dg + r * p->dg_row;
+            each_pair(p->C, [&](i64 j, i64 n) {
+                pair gv = load2_some(g + j, n), d = load2_some(dy + j, n);
+                pair e = exp_negative(minus_abs(gv)), s = sigmoid_from(gv, e);
+                if (x) {
+                    pair xv = load2_some(x + j, n);
+                    store2_some(dx + j, d * s, n);
+                    d = d * xv;
+                }
+                store2_some(dg + j, d * slope_of(gv, e, s), n);
+            });
+        }
+    });
+}
+
+void gates_forward(const hm_gates_args *p) {
+    i64 width = 2 * p->Q + p->S1 + p->S2, nw = gate_workers(p->N, width, p->nthreads);
+    run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
+        Share mine(p->N, w, nw);
+        for (i64 r = mine.begin; r < mine.end; r++) {
+            const float *x = p->y + r * width, *m = x + p->Q, *s1 = m + p->Q, *s2 = s1 + p->S1;
+            each_pair(p->Q, [&](i64 j, i64 n) {
+                store2_some(p->q + r * p->Q + j, load2_some(x + j, n) * sigmoid(load2_some(m + j, n)), n);
+            });
+            each_pair(p->S1, [&](i64 j, i64 n) { store2_some(p->s1 + r * p->S1 + j, sigmoid(load2_some(s1 + j, n)), n); });
+            each_pair(p->S2, [&](i64 j, i64 n) { store2_some(p->s2 + r * p->S2 + j, sigmoid(load2_some(s2 + j, n)), n); });
+        }
+    });
+}
+
+void gates_backward(const hm_gates_args *p) {
+    i64 Q = p->Q, width = 2 * Q + p->S1 + p->S2, nw = gate_workers(p->N, width, p->nthreads);
+    std::vector<float> sums(nw * width, 0.0f);
+    run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
+        Share mine(p->N, w, nw);
+        float *sum = sums.data() + w * width;
+        auto put = [&](float *to, float *total, pair d, i64 n) {
+            store2_some(to, d, n);
+            store2_some(total, load2_some(total, n) + d, n);
+        };
+        for (i64 r = mine.begin; r < mine.end; r++) {
+            const float *x = p->y + r * width, *m = x + Q;
+            float *to = p->dy + r * width;
+            each_pair(Q, [&](i64 j, i64 n) {
+                pair g = load2_some(m + j, n), d = load2_some(p->dq + r * Q + j, n), e = exp_negative(minus_abs(g));
+                pair s = sigmoid_from(g, e);
+                put(to + j, sum + j, d * s, n);
+                put(to + Q + j, sum + Q + j, d * load2_some(x + j, n) * slope_of(g, e, s), n);
+            });
+            auto alone = [&](i64 begin, i64 size, const float *from) {
+                each_pair(size, [&](i64 j, i64 n) {
+                    pair g = load2_some(x + begin + j, n), e = exp_negative(minus_abs(g));
+                    put(to + begin + j, sum + begin + j, load2_some(from + j, n) * slope_of(g, e, sigmoid_from(g, e)), n);
+                });
+            };
+            alone(2 * Q, p->S1, p->ds1 + r * p->S1);
+            alone(2 * Q + p->S1, p->S2, p->ds2 + r * p->S2);
+        }
+    });
+    for (i64 j = 0; j < width; j++) {
+        p->sum[j] = 0.0f;
+        for (i64 w = 0; w < nw; w++) p->sum[j] += sums[w * width + j];
+    }
+}
+
+// With y = o σ(g): do = dy σ(g), dg = dy o σ(g) σ(-g) = dy y σ(-g), do·o = dy·y.
+void ungate(const hm_ungate_args *p) {
+    i64 width = p->H * p->V, nw = gate_workers(p->N, width, p->nthreads);
+    run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
+        Share mine(p->N, w, nw);
+        for (i64 r = mine.begin; r < mine.end; r++)
+            for (i64 h = 0; h < p->H; h++) {
+                i64 at = r * width + h * p->V;
+                pair dot{};
+                each_pair(p->V, [&](i64 j, i64 n) {
+                    pair g = load2_some(p->g + at + j, n), d = load2_some(p->dy + at + j, n), e = exp_negative(minus_abs(g));
+                    pair product = d * load2_some(p->y + at + j, n);
+                    store2_some(p->dx + at + j, d * sigmoid_from(g, e), n);
+                    store2_some(p->dg + at + j, product * sigmoid_from(-1.0f * g, e), n);
+                    dot = dot + product;
+                });
+                p->dots[r * p->H + h] = sum(dot.x + dot.y);
+            }
+    });
+}
+
+}  // namespace

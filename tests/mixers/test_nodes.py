@@ -1,0 +1,101 @@
+"""Projections and readout as nodes of autograd (ops/layer.py) are the plain steps, however they are differentiated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from helpers import assert_same, make_layer, randn, run_layer
+from hypermlp import HyperGLU
+from hypermlp.ops import layer as nodes
+from hypermlp.ops import native
+
+SHAPE = (2, 13, 16)
+OPTIONS = {
+    "usual": {},
+    "biases": {"bias": True},
+    "no convolutions": {"use_kv_conv": False},
+    "no readout gate": {"use_vo_gate": False},
+    "relu": {"attn_kind": "relu"},
+    "shared factors": {"op1_per_head": False, "op2_per_head": False},
+    "no norm": {"attn_norm": "none"},
+}
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    return randn(*SHAPE, dtype=torch.float32), randn(*SHAPE, seed=1, dtype=torch.float32)
+
+
+def small(**options: object) -> HyperGLU:
+    return make_layer(dtype=torch.float32, block_size=9, **options)
+
+
+@pytest.mark.parametrize("impl", ["chunked", "native"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_nodes_equal_the_reference(options: dict, impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, (x, d_y), calls = small(**options), inputs(), []
+    project = nodes.project
+    monkeypatch.setattr(nodes, "project", lambda *a, **k: calls.append(1) or project(*a, **k))
+    found = run_layer(layer, x, d_y, impl=impl)
+    assert calls
+    assert_same(found, run_layer(layer, x, d_y, impl="dense"), 2e-5)
+
+
+@pytest.mark.parametrize("impl", ["chunked", "native"])
+def test_packed_and_padded(impl: str) -> None:
+    layer, (x, d_y) = small(), inputs()
+    for case in ({"attention_mask": torch.tensor([[0, 1] * 6 + [1], [1] * 9 + [0] * 4])}, {"cu_seqlens": [0, 2, 9, 13]}):
+        rows = 1 if "cu_seqlens" in case else 2
+        one, other = (run_layer(layer, x[:rows], d_y[:rows], impl=i, **case) for i in (impl, "dense"))
+        assert_same(one, other, 2e-5)
+
+
+def test_backward_twice_and_checkpointed() -> None:
+    layer, (x, d_y) = small(), inputs()
+    expected = run_layer(layer, x, d_y, impl="native")
+    leaf = x.clone().requires_grad_()
+    y = layer(leaf, impl="native")
+    first = torch.autograd.grad(y, leaf, d_y, retain_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(y, leaf, d_y)[0])
+    assert torch.equal(first, expected["dx"])
+    again = checkpoint(lambda x: layer(x, impl="native"), leaf, use_reentrant=False)
+    assert torch.equal(torch.autograd.grad(again, leaf, d_y)[0], first)
+
+
+def test_frozen_parameters_get_no_gradient_and_change_none() -> None:
+    layer, (x, d_y) = small(bias=True), inputs()
+    expected = run_layer(layer, x, d_y, impl="native")
+    names = [name for name, _ in layer.named_parameters()]
+    for frozen in (names[::2], names[1::2]):
+        for name, p in layer.named_parameters():
+            p.requires_grad_(name not in frozen).grad = None
+        layer(x, impl="native").backward(d_y)
+        for name, p in layer.named_parameters():
+            assert p.grad is None if name in frozen else torch.allclose(p.grad, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"use_vo_gate": False}, {"bias": True}])
+def test_second_derivatives(options: dict) -> None:
+    layer, (x, d_y) = small(**options), inputs()
+    found = {}
+    for impl in ("native", "chunked", "dense"):
+        leaf = x.clone().requires_grad_()
+        (d_x,) = torch.autograd.grad(layer(leaf, impl=impl), leaf, d_y, create_graph=True)
+        wanted = [leaf, *(p for p in layer.parameters() if p is not layer.o.bias)]
+        found[impl] = dict(enumerate(torch.autograd.grad(d_x.square().sum(), wanted, allow_unused=True)))
+    for impl in ("native", "chunked"):
+        assert_same(found[impl], found["dense"], 1e-3)
+
+
+def test_the_way_back_through_the_readouts_gate() -> None:
+    d_y, o, g = (randn(2, 5, 6, seed=n, dtype=torch.float32) for n in range(3))
+    g[0, 0] = torch.tensor([-200.0, 200.0, -20.0, 20.0, 0.0, -1e-6])
+    o, g = o.requires_grad_(), g.requires_grad_()
+    y = o * torch.sigmoid(g)
+    d_o, d_g = torch.autograd.grad(y, (o, g), d_y)
+    found = native.ungate(d_y.clone(), y.detach(), g.detach(), 2)
+    dots = (d_o * o).detach().unflatten(2, (2, 3)).sum(-1)
+    for got, want in zip(found, (d_o, d_g, dots), strict=True):
+        assert torch.allclose(got, want, rtol=1e-5, atol=1e-6)
