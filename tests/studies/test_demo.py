@@ -42,7 +42,7 @@ def test_the_demo_trains_all_shows_a_table_and_leaves_a_page(tmp_path: Path) -> 
     judged = [found for found in judge_claims(study) if found.judged]
     assert len(judged) == 4
     for finding in judged:
-        assert f"{finding.claim.title}: not enough runs (one seed)" in finding.sentence
+        assert f"{finding.claim.title}: inconclusive (one seed)" in finding.sentence
         assert finding.sentence in shown
         assert finding.claim.title in page
     assert "supports" not in shown + page

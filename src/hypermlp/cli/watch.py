@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console, Group
@@ -34,10 +35,11 @@ def run_study(
     seeds: int = 1,
     executor: Executor | None = None,
     retry_failed: bool = False,
+    marks: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Record]:
-    """Run a study in `out`, or what is missing of it."""
+    """Run a study in `out`, or what is missing of it; marks: what every record says besides."""
     study.check(mixers, seeds)
-    run = partial(study.run, out, mixers, seeds=seeds, executor=executor, retry_failed=retry_failed)
+    run = partial(study.run, out, mixers, seeds=seeds, executor=executor, retry_failed=retry_failed, marks=marks)
     return watch(console, out, run, partial(scores_so_far, study, mixers))
 
 

@@ -1,26 +1,28 @@
 """What the paper claims, and how a study's own runs judge it: statuses, rules and the claims themselves.
 
 A claim is data: what is said, in our words, the rule it is judged by, and the comparisons the rule is applied to. A comparison
-is the gain of one label over another, paired by seed. Rules use Student's 95 % confidence interval of it; one seed has none.
-Every task of the run counts: a claim that something gains fails if it loses on one of them.
+is the gain of one mixer over another, paired by seed, with its 95 % interval. Every task of the run counts: a claim that
+something gains fails if it loses on one of them. A study with a protocol (studies/protocol.py) brings its own claims and terms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from hypermlp.experiments import paper
-from hypermlp.report.estimates import NONE, Estimate, estimate, interval, seeds_text, signed
-from hypermlp.report.study import AVERAGE, CEILING, FLOOR, FULL, LOSS, NATS, POINTS, REFERENCES, Study
+from hypermlp.report.estimates import NONE, Estimate, estimate, gain_text, seeds_text, signed
+from hypermlp.report.study import AVERAGE, CEILING, FLOOR, FULL, LOSS, REFERENCES, Study
 from hypermlp.report.table1 import TITLES, published
+from hypermlp.studies.protocol import Comparison, Expectation, Terms
 from hypermlp.studies.scores import common_mean
 
-CONFIRMED, REFUTED, UNKNOWN = "confirmed", "not confirmed", "not enough runs"
-NOT_BEHIND = "not behind"  # a comparison that shows no loss: it does not fail a claim, and confirms none
+SUPPORTED, CONTRADICTED, INCONCLUSIVE = "supported", "contradicted", "inconclusive"
+LEVEL = "no difference"  # none that matters: the whole interval is smaller
+NOT_BEHIND = "not behind"  # a comparison that shows no loss: it does not fail a claim, and supports none
 SHOWN = ""  # the status of a comparison that is printed and not judged
-WIDE = 5  # times that: how far intervals may reach and still tell something, and what a collapse must exceed
 
 HYPERGLU, HYPERMLP = "G-cg-q-12o", "R-cg-q-12o"
 
@@ -33,13 +35,28 @@ class Evidence:
     worse: str
     measure: str
     gain: Estimate | None  # None: one of them was not run
-    paper: float  # the same difference in the paper
+    paper: float | None  # the same difference in the paper, if its table has both
     status: str
+    terms: Terms
     note: str = ""
 
     @property
     def digits(self) -> int:
         return 3 if self.measure == LOSS else 1
+
+    @property
+    def gain_text(self) -> str:
+        return NONE if self.gain is None else gain_text(self.gain, self.terms.interval, self.digits)
+
+    @property
+    def words(self) -> str:
+        """The status as it is printed."""
+        return f"no difference larger than {smallest(self.measure, self.terms)}" if self.status == LEVEL else self.status
+
+
+def smallest(measure: str, terms: Terms) -> str:
+    """The smallest effect of interest, in words."""
+    return f"{terms.nats:g} nats" if measure == LOSS else f"{terms.points:g} points"
 
 
 @dataclass(frozen=True)
@@ -57,10 +74,16 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """One comparison that fails is enough to fail; one that shows an effect is needed to confirm."""
+        """One comparison that fails is enough to fail; one that shows an effect is needed to support."""
         found = [item.status for item in self.evidence]
-        order = (REFUTED, CONFIRMED, UNKNOWN, NOT_BEHIND, CEILING, FLOOR)
-        return next((status for status in order if status in found), UNKNOWN)
+        order = (CONTRADICTED, SUPPORTED, INCONCLUSIVE, LEVEL, NOT_BEHIND, CEILING, FLOOR)
+        return next((status for status in order if status in found), INCONCLUSIVE)
+
+    @property
+    def words(self) -> str:
+        """The verdict as it is printed."""
+        level = dict.fromkeys(smallest(item.measure, item.terms) for item in self.evidence if item.status == LEVEL)
+        return f"no difference larger than {' or '.join(level)}" if self.verdict == LEVEL else self.verdict
 
     @property
     def judged(self) -> list[Evidence]:
@@ -75,7 +98,7 @@ class Outcome:
             own = [item for item in self.judged if (item.better, item.worse) == pair]
             halves = [item for item in own if item.measure in (AVERAGE, LOSS)]
             tasks = [item for item in own if item.measure not in (AVERAGE, LOSS)]
-            shown = [f"{measure_name(item)} {interval(item.gain, item.digits, '+')}{beside(item)}" for item in halves]
+            shown = [f"{measure_name(item)} {item.gain_text}{beside(item)}" for item in halves]
             if tasks:
                 single = [f"{measure_name(i)} {signed(i.gain.mean, 1)}{beside(i)}" for i in tasks if i.gain is not None]
                 shown.append(f"by task: {', '.join(single)}" if halves else ", ".join(single))
@@ -85,7 +108,7 @@ class Outcome:
     @property
     def sentence(self) -> str:
         """Verdict and numbers, for terminal and page alike."""
-        return f"{self.claim.title}: {self.verdict} ({seeds_text(item.gain for item in self.judged)}). {self.numbers}."
+        return f"{self.claim.title}: {self.words} ({seeds_text(item.gain for item in self.judged)}). {self.numbers}."
 
 
 def measure_name(item: Evidence) -> str:
@@ -94,71 +117,57 @@ def measure_name(item: Evidence) -> str:
 
 def beside(item: Evidence) -> str:
     """The paper's gain, and what limits this one."""
-    return f" (paper {signed(item.paper, item.digits)}{f', {item.status}' if item.status in (CEILING, FLOOR) else ''})"
+    notes = [] if item.paper is None else [f"paper {signed(item.paper, item.digits)}"]
+    notes += [item.status] if item.status in (CEILING, FLOOR) else []
+    return f" ({', '.join(notes)})" if notes else ""
 
 
 # ---- rules: from a gain to a status ----
 
 
-def margin(measure: str) -> float:
-    return NATS if measure == LOSS else POINTS
+def margin(measure: str, terms: Terms) -> float:
+    return terms.nats if measure == LOSS else terms.points
 
 
-def is_more(gain: Estimate, measure: str) -> bool:
-    return gain.low > 0 and gain.mean > margin(measure)
-
-
-def is_far_more(gain: Estimate, measure: str) -> bool:
-    return gain.low > WIDE * margin(measure)
-
-
-def is_level(gain: Estimate, measure: str) -> bool:
-    far = WIDE * margin(measure)
-    return abs(gain.mean) <= margin(measure) and -far <= gain.low and gain.high <= far
-
-
-def is_not_behind(gain: Estimate, measure: str) -> bool:
-    return gain.mean >= -margin(measure) and gain.low >= -WIDE * margin(measure)
-
-
-Rule = Callable[[Estimate, str], bool]
-
-
-def judge(gain: Estimate | None, measure: str, rule: Rule, bound: str = "") -> str:
-    """bound: CEILING or FLOOR where both sides are there."""
-    if gain is None or gain.seeds < 2:
-        return UNKNOWN
+def judge(gain: Estimate | None, measure: str, expect: Expectation, terms: Terms, bound: str = "") -> str:
+    """The status of a comparison. bound: CEILING or FLOOR where both sides are there."""
+    if gain is None or gain.seeds < terms.seeds:
+        return INCONCLUSIVE
     if bound:
         return bound
-    if rule is is_not_behind:
-        lost = gain.mean < -margin(measure) and gain.high < 0
-        return NOT_BEHIND if rule(gain, measure) else REFUTED if lost else UNKNOWN
-    if rule(gain, measure):
-        return CONFIRMED
-    drowned = gain.low <= 0 <= gain.high and gain.high - gain.low > 2 * WIDE * margin(measure)
-    return UNKNOWN if drowned else REFUTED
+    small, far = margin(measure, terms), terms.wide * margin(measure, terms)
+    low, high = gain.ends(terms.interval)
+    gained, lost = low > 0 and gain.mean > small, high < 0 and gain.mean < -small
+    within = -small <= low and high <= small
+    rules: dict[Expectation, list[tuple[bool, str]]] = {
+        "more": [(gained, SUPPORTED), (lost, CONTRADICTED), (within, LEVEL)],
+        "far more": [(low > far, SUPPORTED), (high < far, CONTRADICTED)],
+        "level": [(within, SUPPORTED), (gained or lost, CONTRADICTED)],
+        "not behind": [(gain.mean >= -small and low >= -far, NOT_BEHIND), (lost, CONTRADICTED)],
+    }
+    return next((status for holds, status in rules[expect] if holds), INCONCLUSIVE)
 
 
-def weigh(study: Study, better: str, worse: str, measure: str, rule: Rule | None) -> Evidence:
-    """One comparison; without a rule it is only shown."""
-    gain = study.gain(better, worse, measure)
-    status = SHOWN if rule is None else judge(gain, measure, rule, study.bound((better, worse), measure))
+def weigh(study: Study, better: str, worse: str, measure: str, expect: Expectation | None) -> Evidence:
+    """One comparison; without an expectation it is only shown."""
+    gain, terms = study.gain(better, worse, measure), study.terms
+    status = SHOWN if expect is None else judge(gain, measure, expect, terms, study.bound((better, worse), measure))
     theirs = paper_gain(study, better, worse, measure)
-    return Evidence(better, worse, measure, gain, theirs, status, remark(gain, measure, rule))
+    return Evidence(better, worse, measure, gain, theirs, status, terms, remark(gain, measure, expect, terms))
 
 
-def remark(gain: Estimate | None, measure: str, rule: Rule | None) -> str:
-    """Why a gain that is there does not confirm."""
-    if gain is None or gain.seeds < 2 or rule not in (is_more, is_far_more) or gain.low <= 0:
+def remark(gain: Estimate | None, measure: str, expect: Expectation | None, terms: Terms) -> str:
+    """Why a gain that is there does not support."""
+    if gain is None or gain.seeds < terms.seeds or expect not in ("more", "far more") or gain.ends(terms.interval)[0] <= 0:
         return ""
-    return "too small to matter" if gain.mean <= margin(measure) else ""
+    return "too small to matter" if gain.mean <= margin(measure, terms) else ""
 
 
-def paper_gain(study: Study, better: str, worse: str, measure: str) -> float:
-    """The same difference in the paper, whose table has both."""
+def paper_gain(study: Study, better: str, worse: str, measure: str) -> float | None:
+    """The same difference in the paper; None where its table lacks one of them."""
     a, b = published(study, better, measure), published(study, worse, measure)
-    assert a is not None
-    assert b is not None
+    if a is None or b is None:
+        return None
     return b - a if measure == LOSS else a - b
 
 
@@ -167,18 +176,22 @@ def halves(study: Study) -> list[str]:
     return [measure for measure in (AVERAGE, LOSS) if measure in study.measures]
 
 
-def on_average(rule: Rule, *labels: tuple[str, str]) -> Callable[[Study], list[Evidence]]:
-    """Compare these labels on both halves by one rule."""
-    return lambda study: [weigh(study, a, b, measure, rule) for a, b in labels for measure in halves(study)]
+def on_average(expect: Expectation, *labels: tuple[str, str]) -> Callable[[Study], list[Evidence]]:
+    """Compare these labels on both halves."""
+    return lambda study: [weigh(study, a, b, measure, expect) for a, b in labels for measure in halves(study)]
 
 
-def everywhere(rule: Rule, *labels: tuple[str, str]) -> Callable[[Study], list[Evidence]]:
-    """The rule on both halves, and no loss on any task."""
+def everywhere(expect: Expectation, *labels: tuple[str, str]) -> Callable[[Study], list[Evidence]]:
+    """What is expected on both halves, and no loss on any task."""
 
     def compare(study: Study) -> list[Evidence]:
         tasks = study.tasks if len(study.tasks) > 1 else []
-        rules: list[tuple[str, Rule]] = [(half, rule) for half in halves(study)] + [(task, is_not_behind) for task in tasks]
-        return [weigh(study, a, b, measure, own) for a, b in labels for measure, own in rules]
+        expected: dict[str, Expectation] = {
+            **{task: "not behind" for task in tasks},
+            **{half: expect for half in halves(study)},
+        }
+        order = [*halves(study), *tasks]
+        return [weigh(study, a, b, measure, expected[measure]) for a, b in labels for measure in order]
 
     return compare
 
@@ -188,7 +201,7 @@ def everywhere(rule: Rule, *labels: tuple[str, str]) -> Callable[[Study], list[E
 
 def compression_of_vo(study: Study) -> list[Evidence]:
     return [
-        weigh(study, f"{base}-c-q", f"{base}-c-v", measure, is_more if measure == "compression" else None)
+        weigh(study, f"{base}-c-q", f"{base}-c-v", measure, "more" if measure == "compression" else None)
         for base in ("S", "R")
         for measure in study.measures
     ]
@@ -197,14 +210,14 @@ def compression_of_vo(study: Study) -> list[Evidence]:
 def best_of_budget(study: Study) -> list[Evidence]:
     found = []
     for measure in halves(study):
-        rule = is_more if measure == LOSS else is_not_behind
-        found.append(weigh(study, HYPERGLU, HYPERMLP, measure, rule))
+        expect: Expectation = "more" if measure == LOSS else "not behind"
+        found.append(weigh(study, HYPERGLU, HYPERMLP, measure, expect))
         others = [own for own in paper.TABLE1 if not own.endswith("!") and own != HYPERGLU and study.values(own, measure)]
         if others:
             sign = -1 if measure == LOSS else 1
             best = max(others, key=lambda own: sign * fmean(study.values(own, measure).values()))
             if best != HYPERMLP:
-                found.append(weigh(study, HYPERGLU, best, measure, rule))
+                found.append(weigh(study, HYPERGLU, best, measure, expect))
     return found
 
 
@@ -214,59 +227,61 @@ def ahead_of_softmax(study: Study) -> list[Evidence]:
     tasks = study.tasks if len(study.tasks) > 1 else []
     found = []
     for measure in [*halves(study), *tasks]:
-        gains = measure in halves(study) and paper_gain(study, HYPERGLU, rival, measure) > margin(measure)
-        found.append(weigh(study, HYPERGLU, rival, measure, is_more if gains else is_not_behind))
+        gains = measure in halves(study) and (paper_gain(study, HYPERGLU, rival, measure) or 0) > margin(measure, study.terms)
+        found.append(weigh(study, HYPERGLU, rival, measure, "more" if gains else "not behind"))
     return found
 
 
+TERMS = Terms()  # of studies without a protocol
 GAIN = (
-    f"confirmed if the mean gain is above {POINTS:g} points of the MAD average ({NATS:g} of the loss) and its interval lies "
-    "above 0"
+    f"supported if the mean gain is above {TERMS.points:g} points of the MAD average ({TERMS.nats:g} of the loss) and its "
+    "interval lies above 0"
 )
-NO_LOSS = f"it is behind on no task, by more than {POINTS:g} points with an interval below 0"
+NO_LOSS = f"it is behind on no task, by more than {TERMS.points:g} points with an interval below 0"
 
 CLAIMS = (
     Claim(
         "Softmax is not essential",
         "With rotary embedding and convolutions, ReLU attention is as good as softmax attention: S-pc and R-pc are level.",
-        f"confirmed if the mean difference is at most {POINTS:g} points of the MAD average ({NATS:g} of the loss) and its "
-        f"interval reaches no further than {WIDE * POINTS:g} points ({WIDE * NATS:g}) from 0",
-        on_average(is_level, ("S-pc", "R-pc")),
+        f"supported if the interval of the difference reaches no further than {TERMS.points:g} points of the MAD average "
+        f"({TERMS.nats:g} of the loss) from 0",
+        on_average("level", ("S-pc", "R-pc")),
     ),
     Claim(
         "Mixing along the sequence is what gains most",
         "R-cg-q and R-cg-q-12o differ only in temporal mixing (paid for by a smaller QK rank), and the second is far better.",
         f"{GAIN}, and {NO_LOSS}",
-        everywhere(is_more, (HYPERMLP, "R-cg-q")),
+        everywhere("more", (HYPERMLP, "R-cg-q")),
     ),
     Claim(
         "The lag layout is necessary",
         "Mixing whose parameters belong to places in the input, not to lags, collapses: R-12! against R-12o!, G-12! against "
         "G-12o!.",
-        f"confirmed if the interval of the loss of quality lies above {WIDE * POINTS:g} points of the MAD average "
-        f"({WIDE * NATS:g} of the loss), and {NO_LOSS}",
-        everywhere(is_far_more, ("R-12o!", "R-12!"), ("G-12o!", "G-12!")),
+        f"supported if the interval of the loss of quality lies above {TERMS.wide * TERMS.points:g} points of the MAD average "
+        f"({TERMS.wide * TERMS.nats:g} of the loss), and {NO_LOSS}",
+        everywhere("far more", ("R-12o!", "R-12!"), ("G-12o!", "G-12!")),
     ),
     Claim(
         "Mixing on both sides helps",
         "R1 and R2 together are better than R1 alone: G-cg-q-12o against G-cg-q-1o, R-cg-q-12o against R-cg-q-1o.",
         f"{GAIN}, and {NO_LOSS}",
-        everywhere(is_more, (HYPERGLU, "G-cg-q-1o"), (HYPERMLP, "R-cg-q-1o")),
+        everywhere("more", (HYPERGLU, "G-cg-q-1o"), (HYPERMLP, "R-cg-q-1o")),
     ),
     Claim(
         "Compressing VO costs more than compressing QK",
         "A smaller readout rank leaves fewer directions to write to, which hurts tasks that need many of them. Compression is "
         "the clearest: one state must hold the whole input. S-c-q and S-c-v, R-c-q and R-c-v differ in what is compressed.",
-        f"confirmed if on the compression task the mean gain of q over v is above {POINTS:g} points and its interval lies "
-        "above 0; the other numbers are shown and not judged",
+        f"supported if on the compression task the mean gain of q over v is above {TERMS.points:g} points and its interval "
+        "lies above 0; the other numbers are shown and not judged",
         compression_of_vo,
     ),
     Claim(
         "HyperGLU is the best of the budget",
         "Of all labels within the budget, G-cg-q-12o has the lowest loss and is among the best on MAD; it is compared with "
         "HyperMLP (R-cg-q-12o) and with the best other label that was run.",
-        f"confirmed if the mean loss saved is above {NATS:g} and its interval lies above 0, and if it is not behind on the MAD "
-        f"average: by no more than {POINTS:g} points, with an interval that reaches no lower than −{WIDE * POINTS:g}",
+        f"supported if the mean loss saved is above {TERMS.nats:g} and its interval lies above 0, and if it is not behind on "
+        f"the MAD average: by no more than {TERMS.points:g} points, with an interval that reaches no lower than "
+        f"−{TERMS.wide * TERMS.points:g}",
         best_of_budget,
     ),
     Claim(
@@ -279,7 +294,45 @@ CLAIMS = (
 
 
 def judge_claims(study: Study) -> list[Outcome]:
-    return [Outcome(claim, claim.compare(study)) for claim in CLAIMS]
+    """The claims of the study's protocol, or else the paper's, each with its comparisons."""
+    claims = CLAIMS if study.protocol is None else registered_claims(study.protocol.comparisons, study.terms)
+    return [Outcome(claim, claim.compare(study)) for claim in claims]
+
+
+def registered_claims(comparisons: Sequence[Comparison], terms: Terms) -> list[Claim]:
+    """Comparisons with the same title are one claim."""
+    found = []
+    for title in dict.fromkeys(item.title for item in comparisons):
+        own = [item for item in comparisons if item.title == title]
+        text = " ".join(dict.fromkeys(item.text for item in own if item.text))
+        small = f"{terms.points:g} points ({terms.nats:g} nats)"
+        far = f"{terms.wide * terms.points:g} points ({terms.wide * terms.nats:g} nats)"
+        rules = "; ".join(dict.fromkeys(EXPECTED[item.expect].format(small=small, far=far) for item in own))
+        found.append(Claim(title, text, rules, partial(weigh_all, own)))
+    return found
+
+
+def weigh_all(comparisons: Sequence[Comparison], study: Study) -> list[Evidence]:
+    return [
+        weigh(study, item.better, item.worse, measure, item.expect)
+        for item in comparisons
+        for measure in item.on
+        if measure in study.measures
+    ]
+
+
+EXPECTED: dict[Expectation, str] = {
+    "more": (
+        "supported if the mean gain is above {small} and its interval above 0, contradicted if the same holds the other way "
+        "round"
+    ),
+    "far more": "supported if the interval lies above {far}, contradicted if below",
+    "level": (
+        "supported if the whole interval is within {small} of 0, contradicted if the mean is further away and the interval "
+        "does not contain 0"
+    ),
+    "not behind": "contradicted if it is behind by more than {small} with an interval below 0",
+}
 
 
 # ---- Table 4 ----
@@ -293,18 +346,32 @@ REASONS = {
     "in-context-recall": "one slot per token is already the right basis",
     "memorization": "what is asked for is in the weights, not in the context",
 }
-NOISE_RULE = (
-    "Rules use Student’s 95 % confidence interval of the gain, also where two or three seeds are shown as they are. Where a "
-    f"rule is not met, but the interval has 0 inside and ends more than {WIDE * POINTS:g} points ({WIDE * NATS:g} of the loss) "
-    "away from its mean, chance decides: not enough runs; one seed is never enough. “At ceiling”: both sides have at least "
-    f"{FULL:g} %; “at floor”: neither is more than {POINTS:g} points above guessing. Neither confirms anything."
-)
-PREDICTION_RULE = (
-    "The gain of a task is its accuracy with mixing (R-cg-q-12o, G-cg-q-12o) minus that without (R-cg-q, G-cg-q), averaged "
-    "over the pairs that were run and paired by seed. “High” and “med-high” are confirmed if the mean gain is above "
-    f"{POINTS:g} points and above that of the “low” tasks that were run, and its interval lies above 0. “Low” is confirmed if "
-    f"the mean gain is at most {POINTS:g} points and its interval ends below {WIDE * POINTS:g}."
-)
+INTERVALS = {
+    "student": "Student’s 95 % confidence interval of the gain, also where two or three seeds are shown as they are",
+    "bootstrap": (
+        "the 95 % bootstrap interval of the mean gain: all resamples of the seeds, percentiles as far out as Student’s "
+        "distribution is wider than the normal one"
+    ),
+}
+
+
+def noise_rule(terms: Terms) -> str:
+    return (
+        f"Rules use {INTERVALS[terms.interval]}; a verdict needs {terms.seeds} seeds. Where the whole interval is within "
+        f"{terms.points:g} points ({terms.nats:g} nats) of 0, there is no difference that matters; where no rule is met, the "
+        f"verdict is inconclusive. “At ceiling”: both sides have at least {FULL:g} %; “at floor”: neither is more than "
+        f"{terms.points:g} points above guessing. Neither supports anything."
+    )
+
+
+def prediction_rule(terms: Terms) -> str:
+    return (
+        "The gain of a task is its accuracy with mixing (R-cg-q-12o, G-cg-q-12o) minus that without (R-cg-q, G-cg-q), averaged "
+        "over the pairs that were run and paired by seed. “High” and “med-high” are supported if the mean gain is above "
+        f"{terms.points:g} points and above that of the “low” tasks that were run, and its interval lies above 0. “Low” is "
+        f"supported if the mean gain is at most {terms.points:g} points and its interval ends below "
+        f"{terms.wide * terms.points:g}, contradicted if it is larger and the interval lies above 0."
+    )
 
 
 @dataclass(frozen=True)
@@ -327,8 +394,10 @@ def predictions(study: Study) -> list[Prediction]:
     for task, expected in paper.TABLE4.items():
         gain, in_paper = gains[task]
         bound = study.bound(labels, task) if task in study.tasks else ""
-        status = judge(gain, task, is_low if expected == "low" else above(low), bound)
-        found.append(Prediction(task, expected, Evidence("with mixing", "without", task, gain, in_paper, status)))
+        status = (
+            judge_low(gain, task, study.terms, bound) if expected == "low" else judge_high(gain, task, study.terms, bound, low)
+        )
+        found.append(Prediction(task, expected, Evidence("with mixing", "without", task, gain, in_paper, status, study.terms)))
     return found
 
 
@@ -339,24 +408,33 @@ def mixing_gains(study: Study, task: str) -> tuple[Estimate | None, float]:
     for a, b in run:
         with_mixing, without = study.values(a, task), study.values(b, task)
         columns.append({seed: with_mixing[seed] - without[seed] for seed in with_mixing.keys() & without.keys()})
-    return estimate(common_mean(columns).values()), fmean(paper_gain(study, a, b, task) for a, b in run or MIXING)
+    theirs = [paper_gain(study, a, b, task) or 0.0 for a, b in run or MIXING]  # the paper has all of them
+    return estimate(common_mean(columns).values()), fmean(theirs)
 
 
-def is_low(gain: Estimate, measure: str) -> bool:
-    return gain.mean <= POINTS and gain.high < WIDE * POINTS
+def judge_low(gain: Estimate | None, task: str, terms: Terms, bound: str) -> str:
+    status = judge(gain, task, "more", terms, bound)
+    if gain is None or status in (CEILING, FLOOR) or gain.seeds < terms.seeds:
+        return status
+    if status == SUPPORTED:
+        return CONTRADICTED
+    far = gain.ends(terms.interval)[1] >= terms.wide * terms.points
+    return INCONCLUSIVE if far or gain.mean > terms.points else SUPPORTED
 
 
-def above(low: Sequence[float]) -> Rule:
-    return lambda gain, measure: is_more(gain, measure) and (not low or gain.mean > fmean(low))
+def judge_high(gain: Estimate | None, task: str, terms: Terms, bound: str, low: Sequence[float]) -> str:
+    status = judge(gain, task, "more", terms, bound)
+    below = gain is not None and bool(low) and gain.mean <= fmean(low)
+    return CONTRADICTED if status == SUPPORTED and below else status
 
 
 def verdicts_markdown(study: Study) -> str:
     """Claims and predictions with their verdicts, for a document."""
     lines = ["| claim | verdict here | gains (loss: saved) |", "| --- | --- | --- |"]
     for i, outcome in enumerate(judge_claims(study), 1):
-        lines.append(f"| {i}. {outcome.claim.title} | {outcome.verdict} | {outcome.numbers or NONE} |")
+        lines.append(f"| {i}. {outcome.claim.title} | {outcome.words} | {outcome.numbers or NONE} |")
     for found in predictions(study):
         item = found.evidence
-        shown = f"with mixing − without: {interval(item.gain, item.digits, '+')}{beside(item)}"
-        lines.append(f"| Table 4: {found.expected} gain on {TITLES[found.task].lower()} | {found.verdict} | {shown} |")
+        shown = f"with mixing − without: {item.gain_text}{beside(item)}"
+        lines.append(f"| Table 4: {found.expected} gain on {TITLES[found.task].lower()} | {item.words} | {shown} |")
     return "\n".join(lines)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from html import escape
 
-from hypermlp.report.claims import CONFIRMED, NOT_BEHIND, REFUTED, UNKNOWN
+from hypermlp.report.claims import CONTRADICTED, INCONCLUSIVE, LEVEL, NOT_BEHIND, SUPPORTED
 from hypermlp.report.estimates import NONE
 from hypermlp.report.study import CEILING, FLOOR, title_of
 
@@ -50,9 +50,12 @@ def paragraph(text: str, kind: str = "") -> str:
     return f"<p{f' class={kind}' if kind else ''}>{prose(text)}</p>"
 
 
-def verdict(status: str) -> str:
-    sign = {CONFIRMED: "✓ ", NOT_BEHIND: "≥ ", REFUTED: "✗ ", UNKNOWN: "? ", CEILING: "⊤ ", FLOOR: "⊥ "}[status]
-    return f'<span class="verdict {status.replace(" ", "-")}">{sign}{status}</span>'
+SIGNS = {SUPPORTED: "✓", CONTRADICTED: "✗", LEVEL: "=", NOT_BEHIND: "≥", INCONCLUSIVE: "?", CEILING: "⊤", FLOOR: "⊥"}
+
+
+def verdict(status: str, text: str = "") -> str:
+    """A status with its sign and colour; `text`: in other words."""
+    return f'<span class="verdict {status.replace(" ", "-")}">{SIGNS[status]} {escape(text or status)}</span>'
 
 
 def facts(values: dict[str, str]) -> str:

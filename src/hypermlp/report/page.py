@@ -12,15 +12,16 @@ from typing import Any
 from hypermlp.mixers.labels import MEANING, NO_LAG
 from hypermlp.report.accounts import budgets, failures, origins, run_times
 from hypermlp.report.claims import (
-    CONFIRMED,
-    NOISE_RULE,
+    CONTRADICTED,
+    INCONCLUSIVE,
+    LEVEL,
     NOT_BEHIND,
-    PREDICTION_RULE,
     REASONS,
-    REFUTED,
-    UNKNOWN,
+    SUPPORTED,
     Evidence,
     judge_claims,
+    noise_rule,
+    prediction_rule,
     predictions,
 )
 from hypermlp.report.curves import difficulty, learning_curves
@@ -29,6 +30,7 @@ from hypermlp.report.estimates import ENOUGH, NONE, interval, signed
 from hypermlp.report.kernels import lag_kernels
 from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, plural, prose, spread, table, verdict, words
 from hypermlp.report.readings import what_answers_read
+from hypermlp.report.registered import protocol_section
 from hypermlp.report.search import search_section
 from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study, read_studies
 from hypermlp.report.table1 import TITLES, Cell, columns, grid, legend
@@ -81,9 +83,11 @@ def heading(study: Study) -> str:
 
 
 def study_sections(study: Study) -> list[Section]:
-    kernels, readings, search = lag_kernels(study), what_answers_read(study), search_section(study)
+    kernels, readings = lag_kernels(study), what_answers_read(study)
+    protocol, search = protocol_section(study), search_section(study)
     return [
         Section("Summary", summary(study)),
+        *([Section("Protocol", protocol)] if protocol else []),
         Section("Table 1", table1(study)),
         Section("Learning curves", learning_curves(study)),
         *([Section("What an answer reads", readings)] if readings else []),
@@ -123,7 +127,7 @@ def summary(study: Study) -> str:
 def judged(study: Study) -> str:
     """The claims that this run has the labels for, each with its verdict."""
     items = "".join(
-        f'<li class="{found.verdict.replace(" ", "-")}">{verdict(found.verdict)} {prose(found.claim.title)}'
+        f'<li class="{found.verdict.replace(" ", "-")}">{verdict(found.verdict, found.words)} {prose(found.claim.title)}'
         f"<small>{prose(found.numbers)}</small></li>"
         for found in judge_claims(study)
         if found.judged
@@ -151,7 +155,8 @@ def outcome(study: Study) -> str:
     if not sentences:
         sentences.append("No run has a score of every task yet.")
     claims, predicted = ([item.verdict for item in items] for items in (judge_claims(study), predictions(study)))
-    sentences.append(f"Of {len(claims)} claims of the paper, {tally(claims)}; of its six predictions, {tally(predicted)}.")
+    whose = "claims of the paper" if study.protocol is None else "registered claims"
+    sentences.append(f"Of {len(claims)} {whose}, {tally(claims)}; of the paper's six predictions, {tally(predicted)}.")
     cells = [cell for row in grid(study) for cell in row.cells if cell.column.key in study.tasks]
     levels = [abs(c.measured.mean - c.paper) for c in cells if c.measured is not None and c.paper is not None]
     if levels and not caveat(study):
@@ -172,15 +177,8 @@ def ranking(study: Study, measure: str) -> list[str]:
 
 
 def tally(verdicts: Sequence[str]) -> str:
-    shown = {
-        CONFIRMED: "confirmed",
-        REFUTED: "not confirmed",
-        NOT_BEHIND: "not behind",
-        CEILING: "at ceiling",
-        FLOOR: "at floor",
-        UNKNOWN: "without enough runs",
-    }
-    return ", ".join(f"{verdicts.count(status)} {text}" for status, text in shown.items() if status in verdicts)
+    order = (SUPPORTED, CONTRADICTED, LEVEL, NOT_BEHIND, CEILING, FLOOR, INCONCLUSIVE)
+    return ", ".join(f"{verdicts.count(status)} {status}" for status in order if status in verdicts)
 
 
 # ---- the grid ----
@@ -250,15 +248,16 @@ def grid_cell(shown: Cell) -> str:
 def claim_cards(study: Study) -> str:
     about = (
         "Gains are means over the seeds that both labels have, paired by seed; with two or three seeds their range is shown, "
-        f"from {ENOUGH} on Student’s 95 % confidence interval. A claim is confirmed if at least one of its comparisons is, and "
-        f"none fails. {NOISE_RULE} “Not confirmed” says that these runs do not show it, not that it is false."
+        f"from {ENOUGH} on the 95 % interval. A claim is supported if at least one of its comparisons is, and none is "
+        f"contradicted. {noise_rule(study.terms)}"
     )
     html = paragraph(about, "note")
     for i, item in enumerate(judge_claims(study), 1):
         claim, kind = item.claim, item.verdict.replace(" ", "-")
         deciding, others = ([e for e in item.evidence if bool(e.status) is wanted] for wanted in (True, False))
         html += (
-            f'<div class="finding {kind}"><h4>{i}. {escape(claim.title)}: {verdict(item.verdict)}</h4>{paragraph(claim.text)}'
+            f'<div class="finding {kind}"><h4>{i}. {escape(claim.title)}: {verdict(item.verdict, item.words)}</h4>'
+            f"{paragraph(claim.text)}"
             f"{paragraph(f'Rule: {claim.rule}.', 'note')}"
             f"{evidence_table(study, deciding) if deciding else ''}"
         )
@@ -280,21 +279,17 @@ def evidence_row(study: Study, item: Evidence) -> list[str]:
     measure = f"{TITLES[item.measure]} saved" if item.measure == LOSS else TITLES[item.measure]
     return [
         f'<th scope="row">{escape(f"{item.better} − {item.worse}")}<small>{escape(measure)}</small></th>',
-        f"<td>{verdict(item.status) if item.status else 'not judged'}{remark(item)}</td>",
-        cell(interval(item.gain, digits, "+")),
-        cell(signed(item.paper, digits)),
+        f"<td>{verdict(item.status, item.words) if item.status else 'not judged'}{remark(item)}</td>",
+        cell(item.gain_text),
+        cell(NONE if item.paper is None else signed(item.paper, digits)),
         cell(shown),
         cell(str(item.gain.seeds if item.gain else 0)),
     ]
 
 
 def remark(item: Evidence) -> str:
-    """A failure that says nothing against the claim is marked, and so is a gain that does not matter."""
-    gain = item.gain
-    if item.status != REFUTED or gain is None:
-        return ""
-    within = "within the noise" if gain.low <= 0 <= gain.high else item.note
-    return f"<small>{within}</small>" if within else ""
+    """A gain that is there and does not matter is marked."""
+    return f"<small>{item.note}</small>" if item.note and item.status == INCONCLUSIVE else ""
 
 
 def prediction_table(study: Study) -> str:
@@ -304,9 +299,9 @@ def prediction_table(study: Study) -> str:
         rows.append(
             [
                 f'<th scope="row">{escape(TITLES[item.task])}</th>',
-                f"<td>{verdict(item.verdict)}{remark(found)}</td>",
-                cell(interval(found.gain, 1, "+"), small=found.note),
-                cell(signed(found.paper, 1)),
+                f"<td>{verdict(item.verdict, found.words)}{remark(found)}</td>",
+                cell(found.gain_text, small=found.note),
+                cell(NONE if found.paper is None else signed(found.paper, 1)),
                 cell(str(found.gain.seeds if found.gain else 0)),
                 cell(item.expected),
                 words(REASONS[item.task]),
@@ -314,4 +309,8 @@ def prediction_table(study: Study) -> str:
         )
     heads = ("task", "verdict", "gain", "paper", "seeds", "expected", "reason")
     intro = "The paper’s Table 4 says what sequence mixing should gain on each task, at equal parameters."
-    return paragraph(intro) + table(heads, rows, left=("reason",)) + paragraph(f"{PREDICTION_RULE} {NOISE_RULE}", "note")
+    return (
+        paragraph(intro)
+        + table(heads, rows, left=("reason",))
+        + paragraph(f"{prediction_rule(study.terms)} {noise_rule(study.terms)}", "note")
+    )

@@ -34,6 +34,7 @@ from hypermlp.models.lm import ModelConfig
 from hypermlp.report.estimates import Estimate, estimate
 from hypermlp.studies.folder import read_lines
 from hypermlp.studies.language import LAST
+from hypermlp.studies.protocol import VERSIONS, Protocol, Terms, Version, read_protocol, read_versions, registration_problems
 from hypermlp.studies.scores import common_mean, setting_score, task_scores
 from hypermlp.studies.search import PHASE, Outcome, Place, Search, place_of, read_search
 from hypermlp.tasks import TASKS
@@ -43,7 +44,6 @@ from hypermlp.train.metrics import LINES, read_metrics
 AVERAGE, LOSS = "average", "loss"  # measures beside the tasks: mean over the tasks, and the language model's loss
 CEILING, FLOOR = "at ceiling", "at floor"  # all sides of a comparison solve the task, or all guess: it shows nothing
 FULL = 98.0  # percent, from where there is no room to gain
-POINTS, NATS = 2.0, 0.02  # differences that do not matter: of accuracy, of loss
 REFERENCES = ("S-pc", "S-p", "S")  # softmax attention, the first of them that was run
 SAME = {"hyperglu": "G-cg-q-12o", "hypermlp": "R-cg-q-12o", "softmax": "S-p"}  # registered name → the label it is
 
@@ -63,6 +63,17 @@ class Study:
     damaged: int = 0  # lines that are no runs
     searched: tuple[Record, ...] = ()  # runs that only chose a learning rate
     searches: dict[Place, Outcome] = dataclasses.field(default_factory=dict)
+    versions: tuple[Version, ...] = ()  # of the protocol that it was registered by
+    unregistered: tuple[str, ...] = ()  # why its runs do not count as registered beforehand
+
+    @cached_property
+    def protocol(self) -> Protocol | None:
+        return read_protocol(self.versions[-1].text) if self.versions else None
+
+    @property
+    def terms(self) -> Terms:
+        """On which verdicts are given."""
+        return Terms() if self.protocol is None else self.protocol.terms
 
     @property
     def records(self) -> list[Record]:
@@ -176,7 +187,7 @@ class Study:
             return ""
         if min(scores) >= FULL:
             return CEILING
-        return FLOOR if max(scores) <= floor + POINTS else ""
+        return FLOOR if max(scores) <= floor + self.terms.points else ""
 
     def base_setting(self, task: str) -> str:
         """The setting that the others differ from in one number."""
@@ -273,6 +284,7 @@ class Part:
     starts: list[dict[str, Any]]
     records: list[Record]
     damaged: int
+    registered: Path | None = None  # the folder of its protocol
 
     @cached_property
     def searches(self) -> dict[Place, Outcome]:
@@ -338,7 +350,8 @@ def read_parts(root: Path, path: Path) -> list[Part]:
     found = []
     for (kind, protocol), runs in kinds.items():
         plan = {"protocol": protocol, **head.get("plan", {})}
-        found.append(Part(name, kind, plan, head.get("starts", []), runs, damaged))
+        registered = next((place for place in (path.parent, path.parent.parent) if (place / VERSIONS).exists()), None)
+        found.append(Part(name, kind, plan, head.get("starts", []), runs, damaged, registered))
         damaged = 0  # counted once
     return found
 
@@ -386,6 +399,7 @@ def new_study(parts: Sequence[Part]) -> Study:
             identity = tuple(r.get(name) for name in ("mixer", "setting", "seed", "lr", "weight_decay"))
             runs[part.kind][identity] = r
     starts = {part.folder: part.starts for part in parts}
+    registered = list(dict.fromkeys(part.registered for part in parts if part.registered is not None))[:1]
     return Study(
         folders=tuple(dict.fromkeys(part.folder for part in parts)),
         plans={part.kind: part.plan for part in parts},
@@ -395,6 +409,8 @@ def new_study(parts: Sequence[Part]) -> Study:
         damaged=sum(part.damaged for part in parts),
         searched=tuple(record for part in parts for record in part.records if record.get("phase") == PHASE),
         searches={place: outcome for part in parts for place, outcome in part.searches.items()},
+        versions=tuple(version for folder in registered for version in read_versions(folder)),
+        unregistered=tuple(problem for folder in registered for problem in registration_problems(folder)),
     )
 
 

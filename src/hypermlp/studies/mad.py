@@ -72,11 +72,13 @@ class TaskStudy(Study):
     steps: dict[str, int] | None = None  # per task; instead of epochs
     rates: tuple[float, ...] = (1e-4, 5e-4, 1e-3)
     decays: tuple[float, ...] = (0.0, 0.1)
-    changes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)  # per task, to its settings
+    changes: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # per task, to its settings
+    solved: float | None = None  # validation accuracy above which a run ends; None: as the protocol has it
 
     kind: ClassVar[str] = "mad"
     rate_field: ClassVar[str] = "rates"
     chosen: ClassVar[tuple[str, ...]] = ("tasks", "scale")
+    since: ClassVar[tuple[str, ...]] = (*Study.since, "solved")
 
     def __post_init__(self) -> None:
         each_once("tasks", self.tasks)
@@ -325,7 +327,7 @@ def train_model(job: TaskJob, context: RunContext | None = None) -> tuple[nn.Mod
         fit.Examples(data.train, batch=study.batch, seed=job.seed),
         partial(scores, data.validation if clean else data.test),
         evaluate_every=job.evaluate_every,
-        solved=study.rules.solved,
+        solved=study.rules.solved if study.solved is None else study.solved,
         world=None if context is None else context.world,
     )
     run_to_the_end(run, context, latest)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 from hypermlp.checks import choose_from
@@ -104,22 +105,24 @@ class Study(ABC):
         executor: Executor | None = None,
         retry_failed: bool = False,
         checkpoint_seconds: float = 60.0,
+        marks: Mapping[str, Any] = MappingProxyType({}),
         tell: Callable[[Progress], None] = lambda progress: None,
         done: Callable[[Record], None] = lambda record: None,
     ) -> list[Record]:
         """Run what is missing in `out`, and return the records of all that was asked for (engine.py: run).
 
         With a search its runs come first; the records are those of the settings that it chose.
+        marks: what every record says besides.
         """
         self.check(mixers, seeds)
         with Folder(out) as folder:
             contests = self.plan_contests(folder, mixers)
             run = partial(engine.run, folder, executor=executor, checkpoint_seconds=checkpoint_seconds, tell=tell, done=done)
             if self.search is None:
-                return run(self.list_jobs(contests, seeds), self.work, retry_failed=retry_failed)
-            rates = self.run_search(folder, contests, run, retry_failed)
-            jobs = self.list_jobs(contests, seeds, rates)
-            return run(jobs, self.work, retry_failed=retry_failed, marks={"phase": FINAL}, phase=FINAL)
+                return run(self.list_jobs(contests, seeds), self.work, retry_failed=retry_failed, marks=marks)
+            trial_run = partial(run, marks={**marks, "phase": PHASE})
+            jobs = self.list_jobs(contests, seeds, self.run_search(folder, contests, trial_run, retry_failed))
+            return run(jobs, self.work, retry_failed=retry_failed, marks={**marks, "phase": FINAL}, phase=FINAL)
 
     def run_search(
         self, folder: Folder, contests: Sequence[Contest], run: Callable[..., list[Record]], retry_failed: bool
@@ -131,11 +134,10 @@ class Study(ABC):
                 del folder.records[key]
         while trials := self.next_trials(contests, folder.records.values()):
             rungs = sorted({trial.rung for trial in trials})
-            options: dict[str, Any] = {"marks": {"phase": PHASE}}
-            options["phase"] = f"{PHASE}, to {' and '.join(f'{rung:.0%}' for rung in rungs)} of the steps"
-            run(trials, try_out, **options)
+            phase = f"{PHASE}, to {' and '.join(f'{rung:.0%}' for rung in rungs)} of the steps"
+            run(trials, try_out, phase=phase)
             lost = [trial for trial in trials if is_failed_trial(folder.records[trial.key])]
-            run(lost, try_out, retry_failed=True, **options)  # once more, so that a killed worker decides nothing
+            run(lost, try_out, retry_failed=True, phase=phase)  # once more, so that a killed worker decides nothing
             going_on = {trial.run for trial in self.next_trials(contests, folder.records.values())}
             for trial in trials:
                 if trial.run not in going_on:

@@ -1,0 +1,76 @@
+"""Registered studies: run one by its protocol, and what it will cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hypermlp.cli.app import app
+from hypermlp.cli.options import Device, ExecutorName, Retry, Workers
+from hypermlp.report.terminal import new_console, say
+
+study = typer.Typer(
+    help="Studies registered before they run: a file says who takes part, how, and what is compared by which rule.",
+    no_args_is_help=True,
+)
+app.add_typer(study, name="study")
+ProtocolFile = Annotated[str, typer.Argument(help="A TOML file, or the name of one that comes with hypermlp: table1.")]
+
+
+@study.command("run")
+def study_run(
+    protocol: ProtocolFile = "table1",
+    workers: Workers = None,
+    device: Device = "cpu",
+    executor: ExecutorName = "local",
+    retry_failed: Retry = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the runs; a stopped study resumes there. Default: runs/ and the name.")
+    ] = None,
+) -> None:
+    """Run a registered study: search, then the runs that count; and leave its page. Stop and start it as you like."""
+    from hypermlp.cli import watch
+    from hypermlp.report.page import write_report
+    from hypermlp.studies import protocol as registered
+    from hypermlp.studies.executors import find_executor
+
+    console, path = new_console(), registered.find_protocol(protocol)
+    rules = registered.read_protocol(path.read_text(encoding="utf-8"))
+    rules.check()
+    folder, workforce = out or Path("runs") / path.stem, find_executor(executor, workers, device)
+    versions = registered.enter(folder, path, rules)
+    if versions[0].commit is None:
+        say(console, f"{path.name} is not committed as it is, so these runs will not count as registered.", "red")
+    for changed, lines in registered.deviations(versions):
+        say(console, f"Changed on {changed.date}, after {changed.records} runs: {'; '.join(lines)}", "red")
+    for half, part in rules.studies.items():
+        watch.run_study(
+            console,
+            folder / half,
+            part,
+            rules.contestants,
+            seeds=rules.seeds,
+            executor=workforce,
+            retry_failed=retry_failed,
+            marks={registered.MARK: rules.digest},
+        )
+    watch.show_verdicts(console, folder)
+    say(console, f"Report: {write_report(folder)}")
+
+
+@study.command("cost")
+def study_cost(
+    protocol: ProtocolFile = "table1",
+    workers: Annotated[int, typer.Option(min=1, help="Cores that will work at once.")] = 2,
+) -> None:
+    """How long a registered study will take on this machine: every model is trained for a few steps."""
+    from hypermlp.report.cost import show_costs
+    from hypermlp.studies.cost import measure_costs
+    from hypermlp.studies.protocol import find_protocol, read_protocol
+
+    rules = read_protocol(find_protocol(protocol).read_text(encoding="utf-8"))
+    rules.check()
+    costs = [cost for part in rules.studies.values() for cost in measure_costs(part, rules.contestants, rules.seeds)]
+    show_costs(new_console(), costs, workers)

@@ -1,0 +1,39 @@
+"""What a study will cost, on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from hypermlp.report.table1 import TITLES
+from hypermlp.report.terminal import Column, say, show_table
+from hypermlp.studies.cost import Cost
+
+
+def show_costs(console: Console, costs: Sequence[Cost], workers: int) -> None:
+    """Milliseconds of a step, and core hours, by mixer and setting; the sum over so many cores."""
+    settings = list(dict.fromkeys(cost.setting for cost in costs))
+    found = {(cost.mixer, cost.setting): cost for cost in costs}
+    heads = [Column("mixer"), *(Column(title(setting)) for setting in settings), Column("core hours")]
+    rows = []
+    for mixer in dict.fromkeys(cost.mixer for cost in costs):
+        own = [found[mixer, setting] for setting in settings]
+        hours = sum(cost.seconds for cost in own) / 3600
+        rows.append([mixer, *(f"{1000 * cost.per_step:.0f}" for cost in own), f"{hours:.2f}"])
+    for name, value in (
+        ("steps", lambda cost: f"{cost.steps}"),
+        ("whole runs each", lambda cost: f"{cost.runs:.2f}"),
+    ):
+        rows.append([name, *(value(next(c for c in costs if c.setting == setting)) for setting in settings), ""])
+    sums = [sum(cost.seconds for cost in costs if cost.setting == setting) / 3600 for setting in settings]
+    total = sum(sums)
+    rows.append(["core hours", *(f"{hours:.1f}" for hours in sums), f"{total:.1f}"])
+    show_table(console, "milliseconds of a step", heads, rows)
+    text = f"About {total:.1f} core hours, {total / workers:.1f} hours with {workers} workers"
+    say(console, f"{text}; without widened grids, ties and making the data.")
+
+
+def title(setting: str) -> str:
+    task = setting.partition("/")[0]
+    return TITLES.get(task, task) if setting else "Language"
