@@ -360,7 +360,7 @@ def noise_rule(terms: Terms) -> str:
         f"Rules use {INTERVALS[terms.interval]}; a verdict needs {terms.seeds} seeds. Where the whole interval is within "
         f"{terms.points:g} points ({terms.nats:g} nats) of 0, there is no difference that matters; where no rule is met, the "
         f"verdict is inconclusive. “At ceiling”: both sides have at least {FULL:g} %; “at floor”: neither is more than "
-        f"{terms.points:g} points above guessing. Neither supports anything."
+        f"{terms.points:g} points above guessing. Neither decides anything."
     )
 
 
