@@ -39,7 +39,7 @@ def read(q: Tensor, S: Tensor) -> Tensor:
 
 def by_definition(steps: Steps, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """The recurrence with every decay, write and read in a matrix product."""
-    q, k, v, g, a, b = steps
+    q, k, v, g, a, b, _ = steps
     S, o = q.new_zeros(q.shape[0], *q.shape[2:], v.shape[-1], requires_grad=True), []
     for t in range(q.shape[1]):
         value = v[:, t] if a is None or b is not None else v[:, t] + read(a[:, t], S)

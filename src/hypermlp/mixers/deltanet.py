@@ -51,6 +51,6 @@ class DeltaNet(RecurrentMixer):
         q, k, v = (heads(t, self.n_head) for t in mixed.split([self.width, self.width, self.value_width], -1))
         q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
         beta = write_strength(self.beta(tokens.x), self.negative)[..., None]  # B T H 1
-        steps = Steps(q, beta * k, v, a=-k)
+        steps = Steps(q, beta * k, v, a=-k, beta=beta)
         o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
         return Step(self.o(self.norm(o).flatten(2)), {"S": S}, inputs)

@@ -60,6 +60,6 @@ class GatedDeltaNet(RecurrentMixer):
         q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
         beta = write_strength(self.beta(x), self.negative)[..., None]  # B T H 1
         g = self.A_log.exp() * F.logsigmoid(-self.decay(x) - self.dt_bias)  # B T H; −softplus, whose gradient does not compile
-        steps = Steps(q, beta * k, v, g, a=-g.exp()[..., None] * k)
+        steps = Steps(q, beta * k, v, g, a=-g.exp()[..., None] * k, beta=beta)
         o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
         return Step(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), {"S": S}, inputs)

@@ -16,6 +16,7 @@ from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
 from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
+from hypermlp.ops import foreign
 from hypermlp.ops.recurrence import Steps, expand, recurrence
 from hypermlp.ops.scan import scan
 from hypermlp.ops.types import compute_dtype, no_autocast
@@ -49,9 +50,23 @@ class GSA(RecurrentMixer):
         q, k, v = (heads(F.silu(layer(x)), self.n_head) for layer in (self.q, self.k, self.v))
         g = heads(F.logsigmoid(self.f(x)) / SLOWNESS, self.n_head)  # B T H M
         s = -torch.expm1(g)
-        scores, keys = slot_scores(q, k, s, g, past.get("K"), **borders)
-        o, values = recurrence(Steps(scores.softmax(-1), s, v, g), past.get("V"), **borders)
+        o, keys, values = slot_attention(q, k, v, s, g, past, **borders)
         return Step(self.o(self.norm(F.silu(o.flatten(2)))), {"K": keys, "V": values})
+
+
+def slot_attention(
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor, g: Tensor, past: Past, *, begins: Tensor | None, padding: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o (B T H V), K and V of the slots after the last token."""
+    K, V = past.get("K"), past.get("V")
+    if foreign.on_gpu(q):
+        idle_s, idle_g = (s, g) if padding is None else (t.masked_fill(expand(padding, t), 0) for t in (s, g))
+        served = foreign.gsa(q, k, v, idle_s, idle_g, None if K is None or V is None else (K, V), begins)
+        if served is not None:
+            return served
+    scores, keys = slot_scores(q, k, s, g, K, begins=begins, padding=padding)
+    o, values = recurrence(Steps(scores.softmax(-1), s, v, g), V, begins=begins, padding=padding)
+    return o, keys, values
 
 
 def slot_scores(

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hypermlp.ops import foreign
 from hypermlp.ops.registered import gradients_with_graph, transform
 from hypermlp.ops.types import compute_dtype, no_autocast
 
@@ -36,6 +37,7 @@ class Steps(NamedTuple):
     g: Tensor | None = None  # B T H or B T H K: log of the decay, at most 0; −inf forgets everything
     a: Tensor | None = None  # B T H K
     b: Tensor | None = None  # B T H K; None where a is given: b = k, as in the delta rules
+    beta: Tensor | None = None  # B T H 1, of the delta rules: k is this times the key. Only kernels of others ask for it
 
 
 def recurrence(
@@ -47,11 +49,15 @@ def recurrence(
     that leave the state alone.
     """
     dtype = steps.q.dtype
+    if foreign.on_gpu(steps.q):
+        served = foreign.recurrence(isolate(steps, None, padding), state, begins)
+        if served is not None:
+            return served
     exact = Steps._make(None if t is None else t.to(compute_dtype(dtype)) for t in steps)
     with no_autocast(steps.q):
         own = isolate(exact, begins, padding)
         if torch.compiler.is_exporting():
-            o, state = recurrence_op(*own, state)
+            o, state = recurrence_op(*own[:-1], state)
         else:
             o, state = (run if transform() is None else step_by_step)(own, state)
     return o.to(dtype), state
@@ -78,7 +84,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None) -> tuple[Tensor, Te
 
 def isolate(steps: Steps, begins: Tensor | None, padding: Tensor | None) -> Steps:
     """The steps with borders between documents and idle padding written into decays, keys and a."""
-    q, k, v, g, a, b = steps
+    q, k, v, g, a, b, beta = steps
     if begins is not None:
         g = k.new_zeros(k.shape[:3]) if g is None else g
         g = g.masked_fill(expand(begins, g), float("-inf"))
@@ -87,7 +93,7 @@ def isolate(steps: Steps, begins: Tensor | None, padding: Tensor | None) -> Step
         k = k.masked_fill(expand(padding, k), 0)
         g = None if g is None else g.masked_fill(expand(padding, g), 0)
         b = None if b is None else b.masked_fill(expand(padding, b), 0)
-    return Steps(q, k, v, g, a, b)
+    return Steps(q, k, v, g, a, b, beta)
 
 
 def expand(mask: Tensor, like: Tensor) -> Tensor:
@@ -97,7 +103,7 @@ def expand(mask: Tensor, like: Tensor) -> Tensor:
 
 def step_by_step(steps: Steps, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """The equations, one token after another: the oracle of the chunked form, and the path of single tokens."""
-    q, k, v, g, a, b = steps
+    q, k, v, g, a, b, _ = steps
     B, T, H, K = q.shape
     S = q.new_zeros(B, H, K, v.shape[-1]) if state is None else state.to(q.dtype)
     o = []
@@ -120,7 +126,7 @@ def chunked(steps: Steps, state: Tensor | None) -> tuple[Tensor, Tensor]:
     where A holds the products of a with b, and A' those of a with k. So U = W S + U₀, with W and U₀ for all chunks at once.
     Where b is k, U stands for everything that is written along it: U + V = W S + U₀ with (I − A) U₀ = V.
     """
-    q, k, v, g, a, b = steps
+    q, k, v, g, a, b, _ = steps
     B, T, H, K = q.shape
     C = min(CHUNK, 1 << (T - 1).bit_length())
     V, n = v.shape[-1], -(-T // C)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypermlp.ops import flops, native
+from hypermlp.ops import flops, foreign, native
 from hypermlp.ops.recurrence import expand
 from hypermlp.ops.registered import gradients_with_graph, ordinary, recording, transform
 from hypermlp.ops.types import compute_dtype, no_autocast
@@ -30,11 +30,14 @@ def scan(
     state, begins and padding as in ops.recurrence.
     """
     dtype, exact = x.dtype, compute_dtype(x.dtype)
+    if padding is not None:
+        g, x = g.masked_fill(expand(padding, g), 0), x.masked_fill(expand(padding, x), 0)
+    served = foreign.scan(g, x, state, begins)
+    if served is not None:
+        return served
     g, x = g.to(exact), x.to(exact)
     if begins is not None:
         g = g.masked_fill(expand(begins, g), float("-inf"))
-    if padding is not None:
-        g, x = g.masked_fill(expand(padding, g), 0), x.masked_fill(expand(padding, x), 0)
     state = x.new_zeros(x.shape[0], *x.shape[2:]) if state is None else state.to(exact)
     if x.shape[1] == 0:
         return x.to(dtype), state
@@ -134,10 +137,13 @@ def selective_scan(
     impl="native" keeps the states of few tokens only; everything else keeps all of them, B T N E numbers.
     """
     dtype = x.dtype
-    x, delta, A, B, C = (t.to(compute_dtype(dtype)) for t in (x, delta, A.mT, B, C))
-    state = x.new_zeros(x.shape[0], *A.shape) if state is None else state.to(x.dtype)
     if padding is not None:
         delta = delta.masked_fill(padding[..., None], 0)
+    served = foreign.selective_scan(x, delta, A, B, C, state, begins)
+    if served is not None:
+        return served
+    x, delta, A, B, C = (t.to(compute_dtype(dtype)) for t in (x, delta, A.mT, B, C))
+    state = x.new_zeros(x.shape[0], *A.shape) if state is None else state.to(x.dtype)
     with no_autocast(x):
         if impl == "native" and native.is_plain(x, delta, A, B, C, state):
             y, last = native_scan(x, delta, A, B, C, state, begins)
