@@ -212,7 +212,10 @@ class Task(ABC):
         def judge(guesses: Tensor, targets: Tensor, facts: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {"accuracy": self.right(guesses, targets, facts)}
 
-        return Answers.join([Answers.judged(tensors(rows), torch.from_numpy(guess(rows)), judge) for rows in groups])
+        def answers(rows: Rows) -> Answers:
+            return Answers.judged(tensors(rows), torch.from_numpy(guess(rows)[rows.targets != IGNORED]), judge)
+
+        return Answers.join([answers(rows) for rows in groups])
 
     # What studies and commands ask for
 

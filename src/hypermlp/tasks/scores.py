@@ -85,10 +85,10 @@ class Answers(NamedTuple):
 
     @staticmethod
     def judged(examples: Any, outputs: Tensor, judge: Judge) -> Answers:
-        """outputs: N T, or N T V."""
+        """outputs: guesses (M) or logits (M V) at the scored tokens."""
         at = (examples.targets != IGNORED).nonzero(as_tuple=True)
         facts = {name: fact[at] if fact.ndim > 1 else fact[at[0]] for name, fact in examples.facts.items()}
-        values = {name: found.double().numpy() for name, found in judge(outputs[at].cpu(), examples.targets[at], facts).items()}
+        values = {name: found.double().numpy() for name, found in judge(outputs.cpu(), examples.targets[at], facts).items()}
         row = at[0].numpy()
         first = np.searchsorted(row, row)  # rows come in order
         return Answers(values, row, np.arange(len(row)) - first, {name: fact.numpy() for name, fact in facts.items()})
@@ -115,8 +115,8 @@ def answer(model: nn.Module, groups: Sequence[Any], batch: int, judge: Judge) ->
         for start in range(0, len(rows.inputs), batch):
             here = slice(start, start + batch)
             some = type(rows)(rows.inputs[here], rows.targets[here], {name: fact[here] for name, fact in rows.facts.items()})
-            logits = model(some.inputs.to(device))
-            parts.append(Answers.judged(some, logits.float(), judge))
+            logits, _ = counted_logits(model, some.inputs.to(device), some.targets.to(device))
+            parts.append(Answers.judged(some, logits, judge))
     model.train(was_training)
     return Answers.join(parts)
 
