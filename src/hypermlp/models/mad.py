@@ -9,24 +9,16 @@ Letters: B batch, T time, C width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hypermlp.mixers.base import Mixer
+from hypermlp.models.forecast import Forecaster
 from hypermlp.models.lm import INIT_STD, Block, published_inner
 
 EPS = 1e-5  # of every norm
-
-
-class Setting(Protocol):
-    """What a model has to know of its task (hypermlp.tasks)."""
-
-    @property
-    def task(self) -> str: ...
-    @property
-    def vocab_size(self) -> int: ...
 
 
 class MadBackbone(nn.Module):
@@ -93,8 +85,14 @@ def positions(length: int, width: int, device: torch.device | str = "cpu") -> Te
 
 
 def build_model(
-    setting: Setting, make_mixer: Callable[[], Mixer], width: int = 128, inner: int | None = None, depth: int = 2
-) -> MadBackbone:
-    """The backbone of the setting's task; `inner` (None: as published) is free, so that budgets can be matched with it."""
+    setting: Any, make_mixer: Callable[[], Mixer], width: int = 128, inner: int | None = None, depth: int = 2
+) -> nn.Module:
+    """The backbone of the setting's task; `inner` (None: as published) is free, so that budgets can be matched with it.
+
+    A setting with a `horizon` is that of a forecast (models/forecast.py).
+    """
+    inner = published_inner(width) if inner is None else inner
+    if hasattr(setting, "horizon"):
+        return Forecaster(setting.channels, setting.lookback, setting.horizon, width, depth, inner, make_mixer)
     backbone = MadAutoEncoder if setting.task == "compression" else MadLanguageModel
-    return backbone(setting.vocab_size, width, depth, published_inner(width) if inner is None else inner, make_mixer)
+    return backbone(setting.vocab_size, width, depth, inner, make_mixer)

@@ -29,6 +29,10 @@ def show(console: Console, task: Task, count: int, seed: int) -> None:
     """Print `count` test rows of a small version of the task: inputs, targets, and a mark under what counts."""
     setting = dataclasses.replace(task.shown, num_test=count)
     console.print(Text(task.name, style="bold"), task.question, sep=": ", highlight=False)
+    if lines := task.sketch(setting, count, seed):
+        for line in lines:
+            console.print(line, highlight=False, markup=False)
+        return
     console.print(legend(task, setting))
     for name, groups in task.evaluation(setting, seed, "test").items():
         shown = [pair for group in groups for pair in zip(group.inputs.tolist(), group.targets.tolist(), strict=True)]

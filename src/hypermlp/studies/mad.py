@@ -346,7 +346,7 @@ def train_model(job: TaskJob, context: RunContext | None = None) -> tuple[nn.Mod
 
 
 def latest(run: Fit) -> dict[str, float]:
-    shown = {"accuracy": run.curve[-1]["accuracy"]} if run.curve else {}
+    shown = {name: run.curve[-1][name] for name in ("accuracy", "mse") if run.curve and name in run.curve[-1]}
     return shown | ({"train_loss": run.losses[-1]} if run.losses else {})
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hypermlp.tasks.base import Examples, Material, Rows, Scale, Setting, Sizes, Task
 from hypermlp.tasks.copying import COPYING
+from hypermlp.tasks.forecast import FORECAST
 from hypermlp.tasks.mad import MAD
 from hypermlp.tasks.mqar import MQAR
 
 __all__ = ["TASKS", "Examples", "Material", "Rows", "Scale", "Setting", "Sizes", "Task"]
 
-TASKS: dict[str, Task] = {**MAD, **MQAR, **COPYING}
+TASKS: dict[str, Task] = {**MAD, **MQAR, **COPYING, **FORECAST}

@@ -237,7 +237,15 @@ class Task(ABC):
         choose_from("scale", name, SCALES)
         return self.scales.get(name) or Scale(settings=(self.baseline,))
 
+    def tokens(self, setting: Any, rows: Any) -> int:
+        """How many tokens a mixer sees of one of these rows."""
+        return int(rows.inputs.shape[1])
+
     # What `tasks show` prints
+
+    def sketch(self, setting: Any, count: int, seed: int) -> list[str]:
+        """Examples as lines of text, where they are no rows of tokens; empty where they are."""
+        return []
 
     @property
     def shown(self) -> Any:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -126,6 +126,10 @@ class Training:
         """Summed over the counted targets."""
         inputs, targets, bounds = one
         device = self.world.device
+        own_loss = getattr(self.model, "summed_loss", None)  # of a model whose outputs are no logits
+        if own_loss is not None:
+            with self.precision():
+                return cast(Tensor, own_loss(inputs.to(device), targets.to(device)).float())
         options = {} if bounds is None else {"cu_seqlens": bounds.to(device)}
         counted = targets != IGNORED
         if self.gathers and not counted.all():
