@@ -9,6 +9,7 @@ to the front, every window/8 steps, so a stream runs forever in constant memory 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,12 @@ class CacheSpec:
     def one_way(self) -> bool:
         """Whether crop cannot undo tokens."""
         return self.rewritten or bool(self.states)
+
+    def size(self, tokens: int) -> int:
+        """Numbers that it holds per row after so many tokens, without spare room."""
+        kept = tokens if self.window is None else min(tokens, self.window)
+        slots, states = (sum(math.prod(shape) for shape in shapes.values()) for shapes in (self.slots, self.states))
+        return kept * slots + states + (self.taps - 1) * self.width
 
 
 class Cache:

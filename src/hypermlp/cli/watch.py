@@ -17,6 +17,7 @@ from hypermlp.report.claims import judge_claims
 from hypermlp.report.page import write_report
 from hypermlp.report.progress import Scores, Screen, accuracies, describe, losses
 from hypermlp.report.study import read_studies
+from hypermlp.report.tasks import task_table
 from hypermlp.report.terminal import say
 from hypermlp.studies.demo import MIXERS, DemoStudy
 from hypermlp.studies.executors import Executor
@@ -24,6 +25,7 @@ from hypermlp.studies.folder import read_lines
 from hypermlp.studies.mad import TaskStudy
 from hypermlp.studies.search import PHASE
 from hypermlp.studies.study import Study
+from hypermlp.studies.tasks import ScaledStudy
 
 
 def run_study(
@@ -48,7 +50,9 @@ def scores_so_far(study: Study, mixers: Sequence[str], records: Sequence[Record]
     if not isinstance(study, TaskStudy):
         return losses(records, mixers, width)
     settings = {key: setting.task for key, setting in study.settings().items()}
-    return accuracies(records, mixers, settings, study.protocol, width)
+    if isinstance(study, ScaledStudy):
+        return task_table(records, mixers, settings, width)
+    return accuracies(records, mixers, settings, f"MAD, {study.protocol} protocol: accuracy, %", width)
 
 
 def run_demo(console: Console, out: Path, study: DemoStudy, **options: Any) -> list[Record]:

@@ -15,11 +15,12 @@ from hypermlp.models.lm import count_parameters
 from hypermlp.report.estimates import NONE
 from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, plural, spread, table, words
 from hypermlp.report.study import REFERENCES, Study, final_loss, read_setting
-from hypermlp.report.table1 import count_text
+from hypermlp.report.table1 import count_text, task_title
 
 
 def halves(study: Study) -> list[tuple[str, list[Record]]]:
-    return [("MAD", study.mad), ("Language modelling", study.language)]
+    title = "MAD" if "tasks" not in study.plans else ", ".join(map(task_title, study.tasks))
+    return [(title, study.mad), ("Language modelling", study.language)]
 
 
 def budgets(study: Study) -> str:
@@ -65,8 +66,8 @@ def budget_table(study: Study, records: Sequence[Record]) -> str:
 
 def mixer_parameters(study: Study, record: Record) -> int | None:
     """Of one layer; None where the record does not say enough, or the mixer is not known here."""
-    plan = study.plans.get("language" if record.get("kind") == "language" else "mad", {})
-    length = read_setting(record["setting"])["seq_len"] if record.get("setting") else plan.get("length")
+    plan = study.plans.get(record.get("kind", "mad"), {})
+    length = read_setting(record["setting"]).get("seq_len") if record.get("setting") else plan.get("length")
     if plan.get("width") is None or length is None:
         return None
     try:

@@ -10,7 +10,7 @@ from hypermlp.report.charts import COLOURS, Chart, Line, category_axis, numeric_
 from hypermlp.report.estimates import ENOUGH, Estimate, estimate, seeds_text
 from hypermlp.report.markup import paragraph
 from hypermlp.report.study import AVERAGE, LOSS, Study, mean_curve
-from hypermlp.report.table1 import TITLES
+from hypermlp.report.table1 import task_title
 
 FIRST = ("G-cg-q-12o", "R-cg-q-12o", "S-pc", "R-pc", "S-p", "R-cg-q")  # coloured wherever they were run, and alike
 AXES = {
@@ -49,7 +49,7 @@ def learning_curves(study: Study) -> str:
         if lines := chart_lines(study, points):
             steps = max(line.points[-1][0] for line in lines)
             x, y = numeric_axis("step", 0, steps), numeric_axis("accuracy, %", 0, 100)
-            charts.append(Chart(f"{TITLES[task]} ({seeds_of(lines)})", lines, x, y).html())
+            charts.append(Chart(f"{task_title(task)} ({seeds_of(lines)})", lines, x, y).html())
             drawn += lines
     html = f'<div class="charts">{"".join(charts)}</div>' if charts else ""
     if study.language and (lines := loss_lines(study)):
@@ -110,7 +110,7 @@ def difficulty(study: Study) -> str:
             if lines := chart_lines(study, {mixer: scores(study, mixer, points) for mixer in study.mixers}):
                 label = AXES.get(name, name)
                 x, y = category_axis(label, [value for value, _ in points]), numeric_axis("accuracy, %", 0, 100)
-                charts.append(Chart(f"{TITLES[task]}: {label} ({seeds_of(lines)})", lines, x, y).html())
+                charts.append(Chart(f"{task_title(task)}: {label} ({seeds_of(lines)})", lines, x, y).html())
                 drawn += lines
     if not charts:
         return paragraph("Every task was run at one setting only, so there is nothing to compare.")

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from hypermlp.mixers.labels import MEANING, NO_LAG
+from hypermlp.report import task_page
 from hypermlp.report.accounts import budgets, failures, origins, run_times
 from hypermlp.report.claims import (
     CONTRADICTED,
@@ -33,7 +34,7 @@ from hypermlp.report.readings import what_answers_read
 from hypermlp.report.registered import protocol_section
 from hypermlp.report.search import search_section
 from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study, read_studies
-from hypermlp.report.table1 import TITLES, Cell, columns, grid, legend
+from hypermlp.report.table1 import TITLES, Cell, columns, grid, legend, task_title
 
 STRONG = {LOSS: 0.2}  # the difference of gains with the strongest colour; 20 for accuracies
 
@@ -58,6 +59,8 @@ def write_report(folder: Path, out: Path | None = None, sections: Sequence[Secti
 def build_page(studies: Sequence[Study], sections: Sequence[Section] = ()) -> str:
     """`sections` first, then all studies, one below the other."""
     parts = [(section.title, section.html) for section in sections]
+    if picture := task_page.memory(studies):
+        parts.append(("Recall against memory", picture))
     for i, study in enumerate(studies, 1):
         links, html = [], []
         for j, section in enumerate(study_sections(study), 1):
@@ -74,6 +77,8 @@ def links_of(links: Iterable[str]) -> str:
 
 def heading(study: Study) -> str:
     parts = []
+    if "tasks" in study.plans:
+        parts.append(", ".join(map(task_title, study.tasks)))
     if "mad" in study.plans:
         parts.append(f"MAD, {study.plans['mad']['protocol']} protocol")
     if "language" in study.plans:
@@ -83,6 +88,8 @@ def heading(study: Study) -> str:
 
 
 def study_sections(study: Study) -> list[Section]:
+    if "tasks" in study.plans:
+        return task_sections(study)
     kernels, readings = lag_kernels(study), what_answers_read(study)
     protocol, search = protocol_section(study), search_section(study)
     return [
@@ -104,6 +111,23 @@ def study_sections(study: Study) -> list[Section]:
 
 
 # ---- summary ----
+
+
+def task_sections(study: Study) -> list[Section]:
+    """Of a study on one task that is none of MAD's."""
+    found = {
+        "Summary": task_page.summary(study),
+        "Scores": task_page.scores(study),
+        "Slices": task_page.slices(study),
+        "Beyond the training length": task_page.beyond(study),
+        "Learning curves": learning_curves(study),
+        "Learning rates": search_section(study),
+        "Parameter budgets": budgets(study),
+        "Run times": run_times(study),
+        "Failures": failures(study),
+        "Provenance": origins(study),
+    }
+    return [Section(title, html) for title, html in found.items() if html]
 
 
 def summary(study: Study) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hypermlp.files import Record
 from hypermlp.report.study import title_of
-from hypermlp.report.table1 import TITLES
+from hypermlp.report.table1 import task_title
 from hypermlp.report.terminal import Column, say, tabulate
 from hypermlp.studies.engine import Progress, Running
 from hypermlp.studies.scores import common_mean, task_scores
@@ -69,7 +69,7 @@ def describe(run: Record) -> str:
     changes = [part for part in run["setting"].partition("/")[2].split(",") if "=" in part and "num_test" not in part]
     setting = f" ({changes[0].replace('_', ' ').replace('=', ' ')})" if len(changes) == 1 else ""  # several: of all runs alike
     rate = f", learning rate {run['lr']:g}" if run.get("lr") is not None else ""
-    return f"{mixer}, {TITLES[run['task']].lower()}{setting}{rate}"
+    return f"{mixer}, {task_title(run['task'])}{setting}{rate}"
 
 
 def outcome(record: Record) -> str:
@@ -104,17 +104,18 @@ def mixer_cell(mixer: str) -> Text:
 
 
 def accuracies(
-    records: Sequence[Record], mixers: Sequence[str], settings: Mapping[str, str], protocol: str, width: int
+    records: Sequence[Record], mixers: Sequence[str], settings: Mapping[str, str], title: str, width: int, unit: float = 100
 ) -> Group:
     """Mixers down, tasks across: accuracies in per cent, means over finished seeds. settings: setting → task, of the study."""
     scores, tasks = task_scores(records, settings), list(dict.fromkeys(settings.values()))
+    digits = 1 if unit == 100 else 4
     rows: list[list[str | Text]] = []
     for mixer in mixers:
         by_task = [scores.get((mixer, task), {}) for task in tasks]
         cells = [mean(by_seed.values()) if by_seed else None for by_seed in (*by_task, common_mean(by_task))]
-        rows.append([mixer_cell(mixer), *("" if cell is None else f"{100 * cell:.1f}" for cell in cells)])
-    heads = [Column("mixer"), *(Column(TITLES[task]) for task in tasks), Column("mean")]
-    return tabulate(width, f"MAD, {protocol} protocol: accuracy, %", heads, rows)
+        rows.append([mixer_cell(mixer), *("" if cell is None else f"{unit * cell:.{digits}f}" for cell in cells)])
+    heads = [Column("mixer"), *(Column(task_title(task)) for task in tasks), Column("mean")]
+    return tabulate(width, title, heads, rows)
 
 
 def losses(records: Sequence[Record], mixers: Sequence[str], width: int) -> Group:

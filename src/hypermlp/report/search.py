@@ -9,7 +9,7 @@ from html import escape
 from hypermlp.report.estimates import NONE
 from hypermlp.report.markup import cell, duration, name_cell, paragraph, plural, table, words
 from hypermlp.report.study import Study, table_order
-from hypermlp.report.table1 import TITLES
+from hypermlp.report.table1 import task_title
 from hypermlp.studies.search import Outcome, Search
 
 
@@ -35,7 +35,7 @@ def search_section(study: Study) -> str:
 
 def setting_title(setting: str) -> str:
     task, _, changes = setting.partition("/")
-    return TITLES.get(task, task) + ("" if changes == "baseline" else f": {changes.replace('_', ' ').replace(',', ', ')}")
+    return task_title(task) + ("" if changes in ("", "baseline") else f": {changes.replace('_', ' ').replace(',', ', ')}")
 
 
 def how(kind: str, plan: dict[str, object]) -> str:

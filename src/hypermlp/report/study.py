@@ -56,9 +56,9 @@ class Study:
     """All runs that may be compared with each other."""
 
     folders: tuple[str, ...]
-    plans: dict[str, dict[str, Any]]  # "mad" and "language", where there are such runs
+    plans: dict[str, dict[str, Any]]  # "mad" and "language", where there are such runs; or "tasks" alone
     starts: list[dict[str, Any]]  # provenance of every start of a program that wrote runs
-    mad: list[Record]
+    mad: list[Record]  # runs on tasks, MAD's or others
     language: list[Record]
     damaged: int = 0  # lines that are no runs
     searched: tuple[Record, ...] = ()  # runs that only chose a learning rate
@@ -90,8 +90,13 @@ class Study:
 
     @cached_property
     def tasks(self) -> list[str]:
-        found = {record["task"] for record in self.mad}
-        return [task for task in TASKS if task in found]
+        found = dict.fromkeys(record["task"] for record in self.mad)
+        return [*(task for task in TASKS if task in found), *(task for task in found if task not in TASKS)]
+
+    @cached_property
+    def measure(self) -> str:
+        """What runs on tasks are scored by."""
+        return str(self.mad[0].get("measure", "accuracy")) if self.mad else "accuracy"
 
     @cached_property
     def measures(self) -> list[str]:
@@ -120,7 +125,7 @@ class Study:
         for place, group in groups.items():
             if (score := setting_score(group)) is not None:
                 scored = [record for record in group if record["error"] is None and record["metrics"] is not None]
-                found[place] = next(record for record in scored if record["metrics"]["accuracy"] == score)
+                found[place] = next(record for record in scored if record["metrics"][self.measure] == score)
         return found
 
     @cached_property
@@ -138,7 +143,7 @@ class Study:
         """(mixer, setting) → seed → percent."""
         found: dict[tuple[str, str], dict[int, float]] = {}
         for (mixer, setting, seed), record in self.chosen.items():
-            found.setdefault((mixer, setting), {})[seed] = 100 * record["metrics"]["accuracy"]
+            found.setdefault((mixer, setting), {})[seed] = 100 * record["metrics"][self.measure]
         return found
 
     def setting_values(self, mixer: str, setting: str) -> dict[int, float]:
@@ -250,10 +255,13 @@ def mean_curve(records: Sequence[Record], measure: str) -> list[tuple[float, Est
 def read_setting(key: str) -> dict[str, Any]:
     """All numbers of a setting from its key, such as "in-context-recall/vocab_size=32"."""
     task, _, rest = key.partition("/")
-    values = dataclasses.asdict(TASKS[task].baseline)
+    values = dataclasses.asdict(TASKS[task].baseline) if task in TASKS else {}
     for part in rest.split(",") if "=" in rest else []:
         name, _, value = part.partition("=")
-        values[name] = ast.literal_eval(value)
+        try:
+            values[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            values[name] = value  # a word, such as the name of a group
     return values
 
 
@@ -312,7 +320,7 @@ def read_studies(folder: Path) -> list[Study]:
     parts = [part for path in sorted(folder.rglob("runs.jsonl")) for part in read_parts(folder, path)]
     trained = [path.parent for path in sorted(folder.rglob(RUN)) if (path.parent / LINES).exists()]
     parts += [read_training(folder, path) for path in trained]
-    groups: dict[str, list[list[Part]]] = {"mad": [], "language": []}
+    groups: dict[str, list[list[Part]]] = {"mad": [], "language": [], "tasks": []}
     for part in parts:
         group = next((g for g in groups[part.kind] if g[0].rules == part.rules), None)
         if group is None:
@@ -325,9 +333,9 @@ def read_studies(folder: Path) -> list[Study]:
             "make one with, for example, hypermlp mad run --scale quick"
         )
     mad, language = groups["mad"], groups["language"]
-    if len(mad) == len(language) == 1:
+    if len(mad) == len(language) == 1 and not groups["tasks"]:
         return [new_study([*mad[0], *language[0]])]
-    return [new_study(group) for group in [*mad, *language]]
+    return [new_study(group) for group in [*groups["tasks"], *mad, *language]]
 
 
 def read_parts(root: Path, path: Path) -> list[Part]:
@@ -387,13 +395,14 @@ def is_run(record: Record, kind: object) -> bool:
     """Whether there is what a run cannot be shown without."""
     if not isinstance(record.get("mixer"), str) or not isinstance(record.get("seed"), int):
         return False
-    return kind == "language" or (kind == "mad" and record.get("task") in TASKS and {"setting", "protocol"} <= record.keys())
+    known = kind == "tasks" or (kind == "mad" and record.get("task") in TASKS)
+    return kind == "language" or (known and {"task", "setting", "protocol"} <= record.keys())
 
 
 def new_study(parts: Sequence[Part]) -> Study:
     """One study of several folders; of runs with the same identity the last one counts."""
     tell_apart([record for part in parts if part.plan.get("study") == "training" for record in part.records])
-    runs: dict[str, dict[tuple[Any, ...], Record]] = {"mad": {}, "language": {}}
+    runs: dict[str, dict[tuple[Any, ...], Record]] = {"mad": {}, "language": {}, "tasks": {}}
     for part in parts:
         for r in part.counted:
             identity = tuple(r.get(name) for name in ("mixer", "setting", "seed", "lr", "weight_decay"))
@@ -404,7 +413,7 @@ def new_study(parts: Sequence[Part]) -> Study:
         folders=tuple(dict.fromkeys(part.folder for part in parts)),
         plans={part.kind: part.plan for part in parts},
         starts=[start for each in starts.values() for start in each],
-        mad=list(runs["mad"].values()),
+        mad=[*runs["mad"].values(), *runs["tasks"].values()],
         language=list(runs["language"].values()),
         damaged=sum(part.damaged for part in parts),
         searched=tuple(record for part in parts for record in part.records if record.get("phase") == PHASE),

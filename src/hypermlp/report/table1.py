@@ -14,6 +14,7 @@ from hypermlp.report.estimates import NONE, Estimate, estimate, interval, seeds_
 from hypermlp.report.study import AVERAGE, LOSS, Study, evaluations_until, title_of
 from hypermlp.report.terminal import Column as Head
 from hypermlp.report.terminal import say, show_table
+from hypermlp.tasks import TASKS
 
 TITLES = {
     "compression": "Compression",
@@ -25,6 +26,10 @@ TITLES = {
     AVERAGE: "MAD average",
     LOSS: "Loss",
 }
+
+
+def task_title(task: str) -> str:
+    return TITLES.get(task) or (TASKS[task].title if task in TASKS else "") or task
 
 
 @dataclass(frozen=True)

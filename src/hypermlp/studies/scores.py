@@ -9,13 +9,14 @@ from hypermlp.files import Record
 
 
 def setting_score(records: Iterable[Record]) -> float | None:
-    """The accuracy of a setting from the runs of its learning rates: faithful takes the best, clean the best validated."""
+    """The score of a setting from the runs of its learning rates: faithful takes the best, clean the best validated."""
     scored = [record for record in records if record["error"] is None and record["metrics"] is not None]
     if not scored:
         return None
     if scored[0]["protocol"] == "faithful":
         return max(record["metrics"]["accuracy"] for record in scored)
-    return min((record["metrics"]["validation_loss"], record["metrics"]["accuracy"]) for record in scored)[1]
+    measure = scored[0].get("measure", "accuracy")
+    return min((record["metrics"]["validation_loss"], record["metrics"][measure]) for record in scored)[1]
 
 
 Scores = dict[tuple[str, str], dict[int, float]]  # (mixer, task) → seed → score

@@ -1,0 +1,244 @@
+"""The page of a study on a task: scores by evaluation set and slice, trivial baselines, and memory against recall."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from hypermlp.files import Record
+from hypermlp.report.charts import COLOURS, Axis, Chart, Line, numeric_axis
+from hypermlp.report.curves import chart_lines, how_drawn
+from hypermlp.report.estimates import NONE, Estimate, estimate, interval
+from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, table, words
+from hypermlp.report.study import Study
+from hypermlp.report.table1 import task_title
+from hypermlp.tasks import TASKS
+from hypermlp.train.fit import SOLVED
+
+MEMORY = ("mqar",)  # families whose scores depend on how much a model remembers
+PLAIN = ("accuracy", "loss", "rows", "slices")  # of a set's scores: what else there is gets a chart of its own
+
+
+def runs(study: Study, mixer: str, setting: str) -> list[Record]:
+    """The chosen run of every seed."""
+    return [record for (name, key, _), record in study.chosen.items() if (name, key) == (mixer, setting)]
+
+
+def unit(study: Study) -> tuple[float, int, str]:
+    """What a score is multiplied by, its digits, and how it is called."""
+    return (100, 1, "accuracy, %") if study.measure == "accuracy" else (1, 4, study.measure)
+
+
+def summary(study: Study) -> str:
+    task = study.tasks[0]
+    times, digits, name = unit(study)
+    sign = 1 if study.measure == "accuracy" else -1
+    ranked = {mixer: score for mixer in study.mixers if (score := study.score(mixer, task)) is not None}
+    best = sorted(ranked, key=lambda mixer: -sign * ranked[mixer].mean)[:3]
+    shown = ", ".join(f"{mixer} ({interval(rescale(ranked[mixer], times / 100), digits)})" for mixer in best)
+    lead = f"Best {name.removesuffix(', %')}: {shown}." if best else "No run has a score yet."
+    plan = study.plans["tasks"]
+    known = {
+        "runs": f"{len(study.records):,}",
+        "mixers": f"{len(study.mixers)}: {', '.join(study.mixers)}",
+        "seeds": ", ".join(map(str, study.seeds)),
+        "models": f"width {plan.get('width')}, {plan.get('depth')} layers, batch {plan.get('batch')}, "
+        f"{max((plan.get('steps') or {'': 0}).values())} steps at most",
+        "a run ends early": f"once every validation set is above {plan['solved']}" if plan.get("solved") else "never",
+        "training time": duration(sum(record.get("seconds") or 0 for record in study.records)) + " over all runs",
+    }
+    if task in TASKS:
+        known = {"task": TASKS[task].description, **known}
+        if TASKS[task].published:
+            known["published"] = TASKS[task].published
+    return paragraph(lead, "lead") + facts(known)
+
+
+def rescale(score: Estimate, factor: float) -> Estimate:
+    return Estimate(tuple(factor * value for value in score.values))
+
+
+def scores(study: Study) -> str:
+    """Every mixer over the headline and in each evaluation set, and the trivial answers below."""
+    html = ""
+    times, digits, name = unit(study)
+    for setting in study.all_settings:
+        found = {mixer: chosen for mixer in study.mixers if (chosen := runs(study, mixer, setting))}
+        if not found:
+            continue
+        sets = list(dict.fromkeys(key for chosen in found.values() for run in chosen for key in run["metrics"].get("sets", {})))
+        rows = []
+        for mixer, chosen in found.items():
+            row = [name_cell(mixer), mean_cell([run["metrics"][study.measure] for run in chosen], times, digits)]
+            for key in sets:
+                row.append(mean_cell([run["metrics"]["sets"][key][study.measure] for run in chosen], times, digits))
+            rows.append([*row, *run_cells(chosen)])
+        html += f"<h4>{escape(setting)}: {escape(name)}</h4>"
+        heads = ["mixer", "score", *sets, "steps", "learning rate", "state, kB"]
+        html += table(heads, [*rows, *baseline_rows(study, setting, sets, times, digits)], sorts=True)
+    note = (
+        "The score is the mean over the evaluation sets that count. Trivial answers are computed from the test data of the "
+        "first seed. Steps: as many as the runs took; a run ends early when it has solved every validation set. State: what "
+        "all layers keep of the longest row, float32."
+    )
+    return html + paragraph(note, "note") if html else paragraph("No run has a score yet.")
+
+
+def mean_cell(values: Sequence[float], times: float, digits: int) -> str:
+    found = estimate(times * value for value in values)
+    if found is None:
+        return cell(NONE)
+    spread = f"{min(found.values):.{digits}f} to {max(found.values):.{digits}f}" if found.seeds > 1 else ""
+    return cell(f"{found.mean:.{digits}f}", found.mean, small=spread)
+
+
+def run_cells(chosen: Sequence[Record]) -> list[str]:
+    steps = [run["metrics"]["step"] for run in chosen]
+    mean = sum(steps) / len(steps)
+    solved = sum((run.get("stopped") or "").startswith(SOLVED) for run in chosen)
+    rates = dict.fromkeys(f"{run['lr']:g}" for run in chosen)
+    kept = chosen[0].get("state_bytes")
+    return [
+        cell(f"{mean:.0f}", mean, small=f"{solved} of {len(chosen)} solved" if solved else ""),
+        cell(", ".join(rates)),
+        cell(NONE if kept is None else f"{kept / 1000:.1f}", kept),
+    ]
+
+
+def baseline_rows(study: Study, setting: str, sets: Sequence[str], times: float, digits: int) -> list[list[str]]:
+    known = [run["baselines"] for run in study.mad if run["setting"] == setting and run.get("baselines")]
+    rows = []
+    for name, found in (known[0] if known else {}).items():
+        values = [found[study.measure], *(found["sets"].get(key) for key in sets)]
+        shown = [cell(NONE) if value is None else cell(f"{times * value:.{digits}f}", times * value) for value in values]
+        rows.append([f'<th scope="row"><em>{escape(name)}</em><small>trivial</small></th>', *shown, *[cell("")] * 3])
+    return rows
+
+
+# ---- slices ----
+
+
+def slices(study: Study) -> str:
+    """A chart for every set and fact that its scores are broken down by, and for every other measure."""
+    charts: list[str] = []
+    drawn: list[Line] = []
+    for setting in study.all_settings:
+        samples = [run["metrics"].get("sets", {}) for (_, key, _), run in study.chosen.items() if key == setting]
+        for key, scored in (samples[0] if samples else {}).items():
+            for fact, parts in scored["slices"].items():
+                if len(parts) > 1:
+                    for measure in measures(study, parts):
+                        lines = slice_lines(study, setting, key, fact, measure)
+                        if lines:
+                            charts.append(slice_chart(study, f"{setting}, {key}", fact, list(parts), measure, lines))
+                            drawn += lines
+    if not charts:
+        return ""
+    return f'<div class="charts">{"".join(charts)}</div>' + paragraph(how_drawn(study, drawn), "note")
+
+
+def measures(study: Study, parts: Mapping[str, Any]) -> list[str]:
+    one = next(iter(parts.values()))
+    return [study.measure] if isinstance(one, float) else [study.measure, *(name for name in one if name not in PLAIN)]
+
+
+def value_of(part: Any, measure: str) -> float:
+    return float(part if isinstance(part, float) else part[measure])
+
+
+def slice_lines(study: Study, setting: str, key: str, fact: str, measure: str) -> list[Line]:
+    times = 100 if measure == "accuracy" else 1
+    points: dict[str, list[tuple[float, Estimate]]] = {}
+    for mixer in study.mixers:
+        found = [run["metrics"]["sets"][key]["slices"][fact] for run in runs(study, mixer, setting)]
+        labels = list(found[0]) if found else []
+        points[mixer] = []
+        for i, label in enumerate(labels):
+            mean = estimate(times * value_of(parts[label], measure) for parts in found if label in parts)
+            if mean is not None:
+                points[mixer].append((float(i), mean))
+    return chart_lines(study, points)
+
+
+def slice_chart(study: Study, title: str, fact: str, labels: Sequence[str], measure: str, lines: Sequence[Line]) -> str:
+    every = math.ceil(len(labels) / 8)
+    ticks = [(float(i), label) for i, label in enumerate(labels) if i % every == 0]
+    x = Axis(fact, -0.3, len(labels) - 0.7, ticks)
+    if measure == "accuracy":
+        y = numeric_axis("accuracy, %", 0, 100)
+    else:
+        values = [mean.mean for line in lines for _, mean in line.points]
+        y = numeric_axis(measure, min(0.0, *values), max(values) or 1)
+    return Chart(f"{title}: {measure} by {fact}", lines, x, y).html()
+
+
+# ---- other ways to go beyond the training length ----
+
+WAYS = {
+    "window": "as trained: a layer with lags sees a window of the training length",
+    "hold": "more lags, each like the longest trained one",
+    "decay": "more lags, falling from the longest trained one to zero",
+    "fresh": "more lags, untrained: as a new layer has them",
+}
+
+
+def beyond(study: Study) -> str:
+    """Layers whose parameters belong to lags can be extended in several ways."""
+    html = ""
+    times, digits, name = unit(study)
+    for setting in study.all_settings:
+        rows = []
+        sets: list[str] = []
+        for mixer in study.mixers:
+            found = [run for run in runs(study, mixer, setting) if run.get("ways")]
+            if not found:
+                continue
+            sets = sets or list(found[0]["ways"][next(iter(found[0]["ways"]))]["sets"])
+            as_trained = [{key: run["metrics"]["sets"][key][study.measure] for key in sets} for run in found]
+            ways = {"window": as_trained, **{way: [run["ways"][way]["sets"] for run in found] for way in found[0]["ways"]}}
+            for way, by_seed in ways.items():
+                cells = [mean_cell([one[key] for one in by_seed], times, digits) for key in sets]
+                rows.append([name_cell(mixer), words(WAYS.get(way, way)), *cells])
+        if rows:
+            heads = ("mixer", "beyond the training length", *sets)
+            html += f"<h4>{escape(setting)}: {escape(name)}</h4>" + table(heads, rows, left=(heads[1],))
+    return html
+
+
+# ---- memory ----
+
+
+def memory(studies: Sequence[Study]) -> str:
+    """Score against the bytes that a model keeps of the longest row, one point per mixer and width."""
+    charts = []
+    for task in dict.fromkeys(study.tasks[0] for study in studies if "tasks" in study.plans and study.tasks):
+        if task in TASKS and TASKS[task].family in MEMORY:
+            points: dict[str, list[tuple[float, Estimate]]] = {}
+            for study in (one for one in studies if one.tasks == [task]):
+                for mixer in study.mixers:
+                    if point := memory_point(study, mixer):
+                        points.setdefault(mixer, []).append(point)
+            if points:
+                charts.append(memory_chart(task, points))
+    if not charts:
+        return ""
+    note = "Bytes in float32 that all layers keep of the longest row, from their caches; attention's grow with its length."
+    return f'<div class="charts wide">{"".join(charts)}</div>' + paragraph(note, "note")
+
+
+def memory_point(study: Study, mixer: str) -> tuple[float, Estimate] | None:
+    found = [run for (name, _, _), run in study.chosen.items() if name == mixer and run.get("state_bytes")]
+    mean = estimate(100 * run["metrics"]["accuracy"] for run in found)
+    return None if mean is None else (math.log2(found[0]["state_bytes"] / 1000), mean)
+
+
+def memory_chart(task: str, points: Mapping[str, Sequence[tuple[float, Estimate]]]) -> str:
+    lines = []
+    for i, (mixer, places) in enumerate(points.items()):
+        lines.append(Line(mixer, sorted(places, key=lambda place: place[0]), i if i < COLOURS else None))
+    at = [x for places in points.values() for x, _ in places]
+    low, high = math.floor(min(at)), math.ceil(max(at) + 0.01)
+    x = Axis("state, kB", low, high, [(float(power), f"{2**power:g}") for power in range(low, high + 1)])
+    return Chart(f"{task_title(task)}: accuracy against state", lines, x, numeric_axis("accuracy, %", 0, 100), width=800).html()

@@ -1,0 +1,36 @@
+"""Tasks on the terminal and on the page: the list, scores by evaluation set and slice, baselines, and memory against recall."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console, Group
+from rich.text import Text
+
+from hypermlp.files import Record
+from hypermlp.report.progress import accuracies
+from hypermlp.report.table1 import task_title
+from hypermlp.report.terminal import Column, say, tabulate
+from hypermlp.tasks import TASKS
+
+
+def show_tasks(console: Console) -> None:
+    """Every task by its name, with one line about it."""
+    rows = [[Text(task.name), Text(task.family, "dim"), Text(task.description)] for task in TASKS.values()]
+    heads = [Column("task"), Column("family", left=True), Column("what is asked", left=True, wraps=True)]
+    console.print(tabulate(console.width, "", heads, rows))
+    say(console, "Examples: hypermlp tasks show mqar")
+    say(console, "A study: hypermlp tasks run mqar --mixers hyperglu,S-c,deltanet --scale laptop")
+
+
+def task_table(records: Sequence[Record], mixers: Sequence[str], settings: Mapping[str, str], width: int) -> Group:
+    """The scores so far of a study on one task, with the trivial baselines below."""
+    task = next(iter(settings.values()))
+    measure = TASKS[task].measure
+    unit, name = (100, "accuracy, %") if measure == "accuracy" else (1, measure)
+    table = accuracies(records, mixers, settings, f"{task_title(task)}: {name}", width, unit)
+    known = [record["baselines"] for record in records if record.get("baselines")]
+    if not known:
+        return table
+    guesses = ", ".join(f"{guess} {unit * scores[measure]:.{1 if unit == 100 else 4}f}" for guess, scores in known[0].items())
+    return Group(table, Text(f"trivial baselines: {guesses}", "dim"))

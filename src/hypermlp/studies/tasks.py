@@ -1,0 +1,222 @@
+"""Studies on tasks at one of their own scales: mixers × settings × seeds, searched learning rates, slices and baselines.
+
+A task says how it is run (tasks/base.py: Scale). Runs follow the clean protocol of mad.py and end early once every validation
+set is solved. Beside what records of mad.py have, there are the scores of every evaluation set and slice, the trivial
+baselines, and the bytes that the model remembers of its longest row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from torch import nn
+
+from hypermlp.checks import choose_from
+from hypermlp.files import Record
+from hypermlp.mixers import own
+from hypermlp.mixers.base import Mixer
+from hypermlp.models.budget import MatchedModel
+from hypermlp.studies import mad
+from hypermlp.studies.mad import PROTOCOLS, Protocol, TaskJob, TaskStudy
+from hypermlp.studies.search import Search
+from hypermlp.studies.study import Study
+from hypermlp.studies.worker import RunContext, Work
+from hypermlp.tasks import TASKS, Task
+from hypermlp.tasks.base import SCALES
+from hypermlp.tasks.mad import MAD
+
+FAMILIES_OF_MAD = {"quick": "quick", "laptop": "laptop", "published": "full"}  # its scales under these names
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledStudy(TaskStudy):
+    """One task at one of its scales. `own`: where a task of the user's own comes from, FILE.py:CLASS."""
+
+    protocol: str = "clean"
+    scale: Any = "laptop"
+    epochs: int | None = None
+    evaluations: int = 12
+    solved: float | None = 0.99
+    own: tuple[str, ...] = ()
+
+    kind: ClassVar[str] = "tasks"
+    chosen: ClassVar[tuple[str, ...]] = ("tasks", "scale", "examples", "tests", "epochs", "changes", "own")
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        return tuple(TASKS)
+
+    @property
+    def rules(self) -> Protocol:
+        return dataclasses.replace(PROTOCOLS[self.protocol], solved=self.solved, evaluations=self.evaluations)
+
+    @property
+    def work(self) -> Work:
+        return train
+
+    def numbers(self) -> dict[str, Any]:
+        sources = {"sources": adopt_tasks(self.own)} if self.own else {}
+        return {**super().numbers(), "task": self.tasks[0], **sources}
+
+    def settings_of(self, task: str) -> list[Any]:
+        return list(TASKS[task].scale(self.scale).settings)
+
+    def jobs(self, setting: Any, mixer: str, model: MatchedModel, seed: int) -> list[Any]:
+        found = super().jobs(setting, mixer, model, seed)
+        return [ScaledJob(**{f.name: getattr(job, f.name) for f in dataclasses.fields(job)}) for job in found]
+
+
+class ScaledJob(TaskJob):
+    """A job that travels without the classes of a user's own task, which its worker imports by name."""
+
+    @property
+    def identity(self) -> Record:
+        return {"kind": "tasks", "measure": TASKS[self.setting.task].measure, **super().identity}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return restore, (dataclasses.asdict(fields.pop("setting")), fields)
+
+
+def restore(setting: dict[str, Any], fields: dict[str, Any]) -> ScaledJob:
+    adopt_tasks(fields["study"].own)
+    return ScaledJob(setting=type(TASKS[setting["task"]].baseline)(**setting), **fields)
+
+
+# ---- which studies ----
+
+
+def adopt_tasks(names: Sequence[str]) -> dict[str, str]:
+    """Import tasks FILE.py:CLASS and register them under their own names; returns the digests of their sources, by place."""
+    found = {}
+    for place in names:
+        file, _, attribute = place.rpartition(":")
+        module = own.load(file)
+        made = getattr(module, attribute, None)
+        if not (isinstance(made, Task) or (isinstance(made, type) and issubclass(made, Task) and made is not Task)):
+            raise ValueError(f"{place}: {attribute} must be a subclass of hypermlp.tasks.Task or an object of one")
+        task = made if isinstance(made, Task) else made()
+        if task.name in TASKS and not isinstance(TASKS[task.name], type(task)):
+            raise ValueError(f"{place} is called {task.name!r}, and so is a task of the registry; give it another name")
+        TASKS[task.name] = task
+        found[place] = hashlib.sha256(inspect.getsource(module).encode()).hexdigest()[:16]
+    return found
+
+
+def find_tasks(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Tasks by name, family (with several tasks) or FILE.py:CLASS, or "all": name → where its code comes from, if not here."""
+    families: dict[str, list[str]] = {}
+    for task in TASKS.values():
+        families.setdefault(task.family, []).append(task.name)
+    found: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        if ":" in name:
+            before = set(TASKS)
+            adopt_tasks([name])
+            new = [task for task in TASKS if task not in before] or [own_name(name)]
+            found |= {task: (name,) for task in new}
+        elif name in TASKS:
+            found[name] = ()
+        elif name == "all":
+            found |= dict.fromkeys((task for task in TASKS if TASKS[task].family not in ("mad", "own")), ())
+        else:
+            choose_from("task", name, (*TASKS, *families, "all"))
+            found |= dict.fromkeys(families[name], ())
+    return found
+
+
+def own_name(place: str) -> str:
+    file, _, attribute = place.rpartition(":")
+    made = getattr(own.load(file), attribute)
+    return str(made.name)
+
+
+def scaled_studies(
+    names: Sequence[str],
+    scale: str,
+    *,
+    steps: int | None = None,
+    batch: int | None = None,
+    width: int | None = None,
+    depth: int | None = None,
+    lr: Sequence[float] | None = None,
+    search: bool | None = None,
+    init: str | None = None,
+) -> dict[str, Study]:
+    """Folder → study: one for every task, and one for all of MAD's. Numbers that are given take the place of the scale's.
+
+    search: whether each mixer's learning rate is searched; by default where there are several.
+    """
+    choose_from("scale", scale, SCALES)
+    found: dict[str, Study] = {}
+    tasks = find_tasks(names)
+    if mads := [name for name in tasks if name in MAD]:
+        if depth is not None:
+            raise ValueError("the models of MAD have two layers; leave --depth out")
+        options: dict[str, Any] = {"steps": steps, "batch": batch, "width": width, "lr": lr, "init": init}
+        found["mad"] = mad.task_study("clean", FAMILIES_OF_MAD[scale], mads, **options)
+    for name, place in tasks.items():
+        if name not in MAD:
+            numbers = TASKS[name].scale(scale)
+            rates = tuple(sorted(lr)) if lr else numbers.rates
+            searched = len(rates) > 1 if search is None else search
+            found[name] = ScaledStudy(
+                tasks=(name,),
+                scale=scale,
+                steps={name: steps or numbers.steps},
+                rates=rates,
+                decays=numbers.decays,
+                evaluations=numbers.evaluations,
+                solved=numbers.solved,
+                own=place,
+                init=choose_init(init, scale),
+                search=Search(rates=rates, rungs=(0.3, 1.0), widen=1) if searched else None,
+                width=width or numbers.width,
+                depth=depth or numbers.depth,
+                batch=batch or numbers.batch,
+            )
+    return found
+
+
+def choose_init(init: str | None, scale: str) -> Any:
+    """What is given, else as released where a study is, too."""
+    return init or ("paper" if scale == "published" else "decays")
+
+
+# ---- one run ----
+
+
+@lru_cache(maxsize=2)  # the runs of a worker come by setting and seed
+def baselines(setting: Any, seed: int) -> Record:
+    """Name → its measure over the headline, and of every set."""
+    task = TASKS[setting.task]
+    return {name: condense(scores, task.measure) for name, scores in task.baselines(setting, seed).items()}
+
+
+def condense(scores: Record, measure: str) -> Record:
+    return {measure: scores[measure], "sets": {name: one[measure] for name, one in scores["sets"].items()}}
+
+
+def state_bytes(model: nn.Module, tokens: int) -> int:
+    """What all layers keep of one row of so many tokens, in float32."""
+    return 4 * sum(layer.cache_spec().size(tokens) for layer in model.modules() if isinstance(layer, Mixer))
+
+
+def train(job: TaskJob, context: RunContext | None = None) -> Record:
+    """The record of mad.train_model, with baselines, the size of the state, and other ways to run rows beyond the context."""
+    model, record = mad.train_model(job, context)
+    record["baselines"] = baselines(job.setting, job.seed)
+    record["state_bytes"] = state_bytes(model, longest(job))
+    return record
+
+
+def longest(job: TaskJob) -> int:
+    """Tokens of the longest row that is evaluated."""
+    sets = mad.load_data(job.setting, job.seed, True).test
+    return max(rows.inputs.shape[1] for groups in sets.values() for rows in groups)
