@@ -7,7 +7,9 @@ from hypermlp.tasks.copying import COPYING
 from hypermlp.tasks.forecast import FORECAST
 from hypermlp.tasks.mad import MAD
 from hypermlp.tasks.mqar import MQAR
+from hypermlp.tasks.regbench import REGBENCH
+from hypermlp.tasks.state import STATE
 
 __all__ = ["TASKS", "Examples", "Material", "Rows", "Scale", "Setting", "Sizes", "Task"]
 
-TASKS: dict[str, Task] = {**MAD, **MQAR, **COPYING, **FORECAST}
+TASKS: dict[str, Task] = {**MAD, **MQAR, "regbench": REGBENCH, **STATE, **COPYING, **FORECAST}

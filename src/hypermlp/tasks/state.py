@@ -1,0 +1,411 @@
+"""State tracking: products in a group, and the formal languages parity, modular arithmetic and cycle navigation.
+
+Words of a group (Merrill et al. 2024; Grazzi et al. 2025): every token is an element, and the target at each is the product of
+all so far. Here S3, whose elements are numbered as itertools.permutations lists them:
+
+inputs   BOS 3 5 1
+targets  .   3 1 0
+
+A formal language (Beck et al. 2024) asks once, at the last token: parity 1 2 2 1 2 → 2, where 1 is a zero, 2 a one, and the
+answer is 2 if the ones are odd. Models train on rows of 3 to 40 tokens, the answer counted, and are tested on longer ones. A
+layer whose parameters belong to lags has none for those; so there is a variant (`placed`) in which training rows stand at a
+random offset within a long row of neutral tokens, which trains every lag.
+
+Letters: N rows, T time, n elements.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import permutations, product
+from typing import Any
+
+import numpy as np
+
+from hypermlp.checks import choose_from
+from hypermlp.config import IGNORED
+from hypermlp.tasks.base import Ints, Part, Rows, Scale, Sizes, Task, by_length
+from hypermlp.tasks.scores import Answers
+
+# ---- groups ----
+
+GROUPS = ("Z2", "S3", "Z60", "A4xZ5", "A5", "S5")
+SPECIALS = 7  # tokens behind the elements: pad, bos, and five that do not occur
+
+
+@cache
+def group_table(name: str) -> Ints:
+    """The product of elements i and j at [i, j]; 0 is the identity. Permutations are in lexicographic order, q of p·q first.
+
+    >>> group_table("S3")[3].tolist()
+    [3, 2, 5, 4, 0, 1]
+    """
+    choose_from("group", name, GROUPS)
+    if "x" in name:
+        left, right = (group_table_of(part) for part in name.split("x"))
+        pairs = list(product(range(len(left)), range(len(right))))
+        place = {pair: i for i, pair in enumerate(pairs)}
+        return np.array([[place[int(left[a, c]), int(right[b, d])] for c, d in pairs] for a, b in pairs])
+    return group_table_of(name)
+
+
+def group_table_of(name: str) -> Ints:
+    kind, size = name[0], int(name[1:])
+    if kind == "Z":
+        return np.add.outer(np.arange(size), np.arange(size)) % size
+    elements = [p for p in permutations(range(size)) if kind == "S" or is_even(p)]
+    place = {element: i for i, element in enumerate(elements)}
+    return np.array([[place[tuple(p[i] for i in q)] for q in elements] for p in elements])
+
+
+def is_even(element: Sequence[int]) -> bool:
+    return sum(a > b for i, a in enumerate(element) for b in element[i + 1 :]) % 2 == 0
+
+
+def running_products(table: Ints, words: Ints) -> Ints:
+    """a_t = a_{t−1} · x_t from the identity, for every row (N T)."""
+    found = np.empty_like(words)
+    state = np.zeros(len(words), dtype=np.int64)
+    for place in range(words.shape[1]):
+        state = table[state, words[:, place]]
+        found[:, place] = state
+    return found
+
+
+def draw_words(group: str, count: int, length: int, seed: int) -> Ints:
+    """Different words as the published generator draws them, with Python's own random numbers; in the order of drawing."""
+    source, size = random.Random(seed), len(group_table(group))
+    found: dict[tuple[int, ...], None] = {}
+    if size**length < 2 * count:
+        raise ValueError(f"length ({length}) must allow {count} different words of {group} with room to spare: {size}^{length}")
+    while len(found) < count:
+        found[tuple(source.choices(range(size), k=length))] = None
+    return np.array(list(found), dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordSetting(Sizes):
+    """num_train: rows of an epoch, of lengths 2 … length in equal shares."""
+
+    task: str = "group-words"
+    vocab_size: int = 6 + SPECIALS
+    seq_len: int = 17  # the longest training row with its BOS
+    num_train: int = 1920
+    num_test: int = 300
+    group: str = "S3"
+    length: int = 16
+    tested: int = 64
+
+    def __post_init__(self) -> None:
+        elements = len(group_table(self.group))
+        if self.vocab_size != elements + SPECIALS or self.seq_len <= self.length:
+            raise ValueError(
+                f"{self.group} needs a vocab_size of {elements + SPECIALS}, and seq_len ({self.seq_len}) must be above the "
+                f"length ({self.length}) of its words"
+            )
+
+
+def word_setting(group: str, **changes: Any) -> WordSetting:
+    return WordSetting(group=group, vocab_size=len(group_table(group)) + SPECIALS, **changes)
+
+
+class GroupWords(Task):
+    """Every prefix is scored; the curve says how many rows are right from the first token on."""
+
+    name, family, title = "group-words", "state", "Words of a group"
+    description = "The running product of the elements of a group: Z60, A4xZ5, A5, S3, S5."
+    published = (
+        "one layer of DeltaNet with eigenvalues in [0, 1] never learns S3; S5 in one layer needs products of four reflections "
+        "(DeltaProduct's README)"
+    )
+    baseline = WordSetting()
+    scales: Mapping[str, Scale] = {}
+    fresh = True
+
+    def training(self, setting: WordSetting, seed: int, epoch: int) -> list[Rows]:
+        source = np.random.default_rng([seed, 0, epoch])
+        elements, lengths = len(group_table(setting.group)), range(2, setting.length + 1)
+        count = max(1, setting.num_train // len(lengths))
+        return [self.rows(setting, source.integers(elements, size=(count, length))) for length in lengths]
+
+    def evaluation(self, setting: WordSetting, seed: int, part: Part) -> dict[str, list[Rows]]:
+        count = setting.num_test if part == "test" else max(1, setting.num_test // 2)
+        lengths = {"as trained": setting.length, "longer": setting.tested}
+        number = 2 * seed + (part == "test")
+        return {
+            f"{name}, {length}": [self.rows(setting, draw_words(setting.group, count, length, 1000 * number + length))]
+            for name, length in lengths.items()
+        }
+
+    def rows(self, setting: WordSetting, words: Ints) -> Rows:
+        table = group_table(setting.group)
+        inputs = np.pad(words, ((0, 0), (1, 0)), constant_values=len(table) + 1)
+        return Rows(inputs, np.pad(running_products(table, words), ((0, 0), (1, 0)), constant_values=IGNORED))
+
+    def solve(self, setting: WordSetting, inputs: Ints) -> Ints:
+        """Permutations composed one by one would do the same; here the table is walked."""
+        return np.pad(running_products(group_table(setting.group), inputs[:, 1:]), ((0, 0), (1, 0)))
+
+    def guessers(self, setting: WordSetting, train: Sequence[Rows]) -> dict[str, Callable[[Rows], Ints]]:
+        """The token itself is right as often as chance, and at the first place always."""
+        return {**super().guessers(setting, train), "the token itself": lambda rows: rows.inputs}
+
+    def curves(self, answers: Answers) -> dict[str, dict[str, float]]:
+        """Share of rows whose first t answers are all right."""
+        rows, length = int(answers.row.max()) + 1, int(answers.place.max()) + 1
+        right = np.zeros((rows, length))
+        right[answers.row, answers.place] = answers.values["accuracy"]
+        shares = np.minimum.accumulate(right, axis=1).mean(0)
+        return {"first t right": {str(t + 1): float(share) for t, share in enumerate(shares)}}
+
+    @property
+    def shown(self) -> WordSetting:
+        return WordSetting(length=6, tested=12, num_train=10)
+
+    def roles(self, setting: WordSetting) -> dict[str, Sequence[int]]:
+        elements = len(group_table(setting.group))
+        return {"data": range(elements), "bos": (elements + 1,)}
+
+
+# ---- formal languages ----
+
+SYMBOLS = 255  # that the published generator draws for every row of parity
+PUBLISHED_SEEDS = {"train": 2746317213, "validation": 1181241943, "test": 958682846}
+COUNTS = {"train": 5_120_000, "validation": 8192, "test": 8192}
+
+
+def parity_row(part: str, number: int, low: int, high: int) -> list[int]:
+    """The bits (1, 2) of one row, as the published generator draws them."""
+    base = int(np.random.default_rng(PUBLISHED_SEEDS[part]).integers(2**32 - COUNTS[part]))
+    source = np.random.default_rng(base + number)
+    symbols = source.integers(1, 3, size=[1, SYMBOLS])[0]
+    return [int(bit) for bit in symbols[: int(source.integers(low, high + 1)) - 1]]
+
+
+def parity_answer(row: Sequence[int]) -> int:
+    return sum(token == 2 for token in row) % 2 + 1
+
+
+MODULUS, PLUS, MINUS, TIMES, EQUALS, ZERO = 5, 1, 2, 3, 4, 5  # tokens of modular arithmetic; numbers are 5 … 9
+
+
+def arithmetic_answer(row: Sequence[int]) -> int:
+    """The value of numbers and signs up to the equals sign, * before + and −, as a token."""
+    total, term, sign = 0, row[0] - ZERO, 1
+    for operator, number in zip(row[1:-1:2], row[2:-1:2], strict=True):
+        if operator == TIMES:
+            term *= number - ZERO
+        else:
+            total += sign * term
+            term, sign = number - ZERO, 1 if operator == PLUS else -1
+    return (total + sign * term) % MODULUS + ZERO
+
+
+STEPS, POSITIONS = 3, 5  # tokens 1 … 3 are steps 0, +1, −1; 4 … 8 are answers
+
+
+def cycle_answer(row: Sequence[int]) -> int:
+    return sum((0, 1, -1)[token - 1] for token in row) % POSITIONS + STEPS + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageSetting(Sizes):
+    """Lengths count the answer, which stands in no input. num_train: rows of an epoch, all lengths in equal shares."""
+
+    task: str
+    vocab_size: int
+    seq_len: int = 40  # of the longest row a layer must take in training
+    num_train: int = 38 * 32
+    num_test: int = 512
+    shortest: int = 3
+    longest: int = 40
+    tested: int = 256
+    placed: bool = False  # training rows stand at a random offset in a row of seq_len neutral tokens
+
+    def __post_init__(self) -> None:
+        if not 3 <= self.shortest <= self.longest < self.tested:
+            raise ValueError(
+                f"lengths must rise: shortest ({self.shortest}, at least 3), longest ({self.longest}), tested ({self.tested})"
+            )
+        least = self.tested if self.placed else self.longest
+        if self.seq_len < least:
+            raise ValueError(f"seq_len ({self.seq_len}) must be at least {least}, the length of the longest row in training")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParitySetting(LanguageSetting):
+    task: str = "parity"
+    vocab_size: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArithmeticSetting(LanguageSetting):
+    task: str = "modular-arithmetic"
+    vocab_size: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class CycleSetting(LanguageSetting):
+    task: str = "cycle-navigation"
+    vocab_size: int = STEPS + POSITIONS + 1
+
+
+BINS = (40, 80, 160, 256)  # upper ends of the slices
+
+
+class FormalLanguage(Task):
+    """One answer per row, at its last token."""
+
+    family = "state"
+    slices = ("length",)
+    fresh = True
+
+    def __init__(self, title: str, baseline: LanguageSetting, about: str, answer: Callable[[Sequence[int]], int]) -> None:
+        self.name, self.title, self.baseline, self.description = baseline.task, title, baseline, about
+        self.answer = answer
+        self.published = (
+            "models whose state transitions have eigenvalues in [0, 1] cannot do it; with [−1, 1] Mamba and DeltaNet can "
+            "(Grazzi et al. 2025, abstract)"
+            if self.name == "parity"
+            else "negative eigenvalues improve Mamba and DeltaNet (Grazzi et al. 2025, abstract)"
+        )
+        self.scales = language_scales(baseline)
+
+    def draw(self, source: np.random.Generator, count: int, length: int) -> list[list[int]]:
+        """Rows whose length is `length`, their answer counted."""
+        if self.name == "parity":
+            return source.integers(1, 3, size=(count, length - 1)).tolist()
+        if self.name == "cycle-navigation":
+            return source.integers(1, STEPS + 1, size=(count, length - 1)).tolist()
+        rows = source.integers(ZERO, ZERO + MODULUS, size=(count, length - 1))
+        rows[:, 1::2] = source.integers(PLUS, TIMES + 1, size=rows[:, 1::2].shape)
+        rows[:, -1] = EQUALS
+        return rows.tolist()
+
+    def lengths(self, low: int, high: int) -> list[int]:
+        """Those that rows can have: an expression and its equals sign are even in number."""
+        return [length for length in range(low, high + 1) if self.name != "modular-arithmetic" or length % 2]
+
+    def group(self, setting: LanguageSetting, rows: Sequence[Sequence[int]]) -> list[Rows]:
+        targets = [[*[IGNORED] * (len(row) - 1), self.answer(row)] for row in rows]
+        found = []
+        for inputs, wanted, _ in by_length(list(zip(rows, targets, strict=True))):
+            top = next((top for top in BINS if inputs.shape[1] < top), BINS[-1])
+            found.append(Rows(inputs, wanted, {"length": np.full(len(inputs), top)}))
+        return found
+
+    def training(self, setting: LanguageSetting, seed: int, epoch: int) -> list[Rows]:
+        source = np.random.default_rng([seed, 0, epoch])
+        lengths = self.lengths(setting.shortest, setting.longest)
+        count = max(1, setting.num_train // len(lengths))
+        groups = self.group(setting, [row for length in lengths for row in self.draw(source, count, length)])
+        return [place(groups, setting.seq_len, source)] if setting.placed else groups
+
+    def evaluation(self, setting: LanguageSetting, seed: int, part: Part) -> dict[str, list[Rows]]:
+        """Parity of seed 0 has the published rows beyond the training lengths."""
+        count = setting.num_test if part == "test" else max(1, setting.num_test // 2)
+        source = np.random.default_rng([seed, 1 + (part == "test")])
+        ranges = {f"{setting.shortest}-{setting.longest}": (setting.shortest, setting.longest)}
+        ranges[f"{setting.longest + 1}-{setting.tested}"] = setting.longest + 1, setting.tested
+        found = {}
+        for name, (low, high) in ranges.items():
+            picked = source.choice(self.lengths(low, high), size=count)
+            rows = [self.draw(source, 1, int(length))[0] for length in picked]
+            if self.name == "parity" and seed == 0 and low > setting.shortest:
+                rows = [parity_row(part, number, low, high) for number in range(count)]
+            found[f"lengths {name}"] = self.group(setting, rows)
+        return found
+
+    def headline(self, setting: LanguageSetting) -> tuple[str, ...]:
+        return (f"lengths {setting.longest + 1}-{setting.tested}",)
+
+    def solve(self, setting: LanguageSetting, inputs: Ints) -> Ints:
+        answers = np.zeros_like(inputs)
+        answers[:, -1] = [self.answer(row) for row in inputs.tolist()]
+        return answers
+
+    def label(self, fact: str, value: int) -> str:
+        return f"{([2, *BINS])[BINS.index(value)] + 1}-{value}"
+
+    @property
+    def shown(self) -> Any:
+        return dataclasses.replace(self.baseline, shortest=5, longest=9, tested=15, num_train=10)
+
+    def roles(self, setting: LanguageSetting) -> dict[str, Sequence[int]]:
+        if self.name == "parity":
+            return {"data": (1, 2), "blank": (0,)}
+        if self.name == "cycle-navigation":
+            return {"data": range(1, STEPS + 1), "answer": range(STEPS + 1, setting.vocab_size), "blank": (0,)}
+        return {"operator": range(PLUS, EQUALS + 1), "data": range(ZERO, ZERO + MODULUS), "blank": (0,)}
+
+
+def place(groups: Sequence[Rows], length: int, source: np.random.Generator) -> Rows:
+    """All rows at random offsets within rows of neutral tokens (0)."""
+    pairs = [pair for rows in groups for pair in zip(rows.inputs, rows.targets, strict=True)]
+    inputs = np.zeros((len(pairs), length), dtype=np.int64)
+    targets = np.full_like(inputs, IGNORED)
+    for i, (row, wanted) in enumerate(pairs):
+        offset = int(source.integers(length - len(row) + 1))
+        inputs[i, offset : offset + len(row)] = row
+        targets[i, offset : offset + len(row)] = wanted
+    return Rows(inputs, targets)
+
+
+def language_scales(baseline: LanguageSetting) -> dict[str, Scale]:
+    quick = dataclasses.replace(baseline, longest=10, seq_len=10, tested=40, num_test=128, num_train=256)
+    laptop = dataclasses.replace(baseline, tested=160, num_test=400, num_train=38 * 64)
+    placed = dataclasses.replace(baseline, placed=True, seq_len=256)
+    decays = (0.0,) if baseline.task == "parity" else (0.1,)
+    return {
+        "quick": Scale(settings=(quick,), width=32, batch=32, steps=300, rates=(3e-3,), decays=decays, evaluations=6),
+        "laptop": Scale(settings=(laptop,), width=64, batch=64, steps=2000, rates=(1e-3, 3e-3, 1e-2), decays=decays),
+        "published": Scale(
+            settings=(dataclasses.replace(baseline, num_test=8192), dataclasses.replace(placed, num_test=8192)),
+            width=128,
+            batch=256,
+            steps=20_000 if baseline.task == "parity" else 100_000,
+            rates=(5e-4, 1e-3, 2e-3),
+            decays=decays,
+            evaluations=40,
+        ),
+    }
+
+
+GroupWords.scales = {
+    "quick": Scale(
+        settings=(word_setting("Z2", length=8, tested=16, seq_len=9, num_train=448, num_test=100),), width=32, steps=200
+    ),
+    "laptop": Scale(settings=(word_setting("S3"),), width=64, batch=64, steps=1200, rates=(1e-3, 3e-3, 1e-2), decays=(0.0,)),
+    "published": Scale(
+        settings=tuple(word_setting(group, length=128, tested=512, seq_len=129, num_train=99_949) for group in GROUPS[1:]),
+        width=128,
+        depth=1,
+        batch=2048,
+        steps=4900,
+        rates=(1e-4, 1e-3),
+        decays=(1e-6,),
+        evaluations=100,
+    ),
+}
+STATE: dict[str, Task] = {
+    "group-words": GroupWords(),
+    "parity": FormalLanguage(
+        "Parity", ParitySetting(), "Is the number of ones odd? Trained on 3-40 tokens, tested beyond.", parity_answer
+    ),
+    "modular-arithmetic": FormalLanguage(
+        "Modular arithmetic",
+        ArithmeticSetting(),
+        "Sums, differences and products modulo 5, * first. Trained on 3-40 tokens, tested beyond.",
+        arithmetic_answer,
+    ),
+    "cycle-navigation": FormalLanguage(
+        "Cycle navigation",
+        CycleSetting(),
+        "Where on a cycle of five do these steps lead? Trained on 3-40 tokens, tested beyond.",
+        cycle_answer,
+    ),
+}

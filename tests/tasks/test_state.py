@@ -1,0 +1,153 @@
+"""State tracking: the published tables, words and rows, and an oracle for each."""
+
+import dataclasses
+import hashlib
+import random
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from hypermlp.config import IGNORED
+from hypermlp.tasks.base import Rows
+from hypermlp.tasks.state import (
+    EQUALS,
+    GROUPS,
+    STATE,
+    ParitySetting,
+    WordSetting,
+    arithmetic_answer,
+    cycle_answer,
+    draw_words,
+    group_table,
+    parity_answer,
+    parity_row,
+    running_products,
+    word_setting,
+)
+
+LANGUAGES = ("parity", "modular-arithmetic", "cycle-navigation")
+
+
+def digest(values: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values, dtype=np.int64).tobytes()).hexdigest()[:16]
+
+
+def test_tables_are_the_published_ones() -> None:
+    found = {name: digest(group_table(name)) for name in ("S3", "S5", "A5")}
+    assert found == {"S3": "bc3ff83846d7cc96", "S5": "1cc1b58c6d6c717e", "A5": "eda409cc773f0dd4"}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_tables_are_groups(name: str) -> None:
+    table = group_table(name)
+    numbers = np.arange(len(table))
+    assert len(table) == {"Z2": 2, "S3": 6, "S5": 120}.get(name, 60)
+    assert (table[0] == numbers).all()
+    assert (table[:, 0] == numbers).all()
+    assert (np.sort(table, axis=0) == numbers[:, None]).all()
+    assert (np.sort(table, axis=1) == numbers).all()
+    a, b, c = np.random.default_rng(0).integers(len(table), size=(3, 500))
+    assert (table[table[a, b], c] == table[a, table[b, c]]).all()
+    assert (table == table.T).all() == name.startswith("Z")
+
+
+def test_words_and_products_are_the_published_ones() -> None:
+    word = np.array([random.Random(0).choices(range(120), k=10)])
+    assert word[0].tolist() == [101, 90, 50, 31, 61, 48, 94, 36, 57, 70]
+    assert running_products(group_table("S5"), word)[0].tolist() == [101, 58, 108, 53, 119, 71, 26, 6, 33, 76]
+    assert draw_words("S5", 1, 10, 0).tolist() == word.tolist()
+
+
+def test_composing_permutations_solves_every_word() -> None:
+    task, setting = STATE["group-words"], WordSetting(num_test=30)
+    elements = list(permutations(range(3)))
+    for (rows,) in task.evaluation(setting, 0, "test").values():
+        assert (rows.inputs[:, 0] == 7).all()
+        assert (rows.targets[:, 0] == IGNORED).all()
+        for row, targets in zip(rows.inputs[:, 1:], rows.targets[:, 1:], strict=True):
+            state = (0, 1, 2)
+            for token, target in zip(row, targets, strict=True):
+                state = tuple(state[i] for i in elements[token])
+                assert elements[target] == state
+        assert (task.solve(setting, rows.inputs)[:, 1:] == rows.targets[:, 1:]).all()
+
+
+def test_words_are_trained_at_all_lengths_and_those_of_a_test_differ() -> None:
+    task, setting = STATE["group-words"], word_setting("A5", num_train=150, num_test=40)
+    groups = task.training(setting, 0, 0)
+    assert [g.inputs.shape for g in groups] == [(10, length + 1) for length in range(2, 17)]
+    parts = [
+        {row.tobytes() for row in task.evaluation(setting, 0, part)["as trained, 16"][0].inputs}
+        for part in ("validation", "test")
+    ]
+    assert len(parts[1]) == 40
+    assert not parts[0] & parts[1]
+    with pytest.raises(ValueError, match="vocab_size of 67"):
+        WordSetting(group="A5")
+    with pytest.raises(ValueError, match="different words"):
+        draw_words("Z2", 100, 3, 0)
+
+
+def test_the_curve_over_length_is_the_share_of_rows_right_so_far() -> None:
+    task = STATE["group-words"]
+    rows = Rows(np.zeros((4, 3), np.int64), np.array([[1, 1, 1], [1, 1, 2], [1, 2, 1], [2, 1, 1]]))
+    answers = task.score_guesses([rows], lambda rows: np.ones_like(rows.inputs))
+    assert task.curves(answers) == {"first t right": {"1": 0.75, "2": 0.5, "3": 0.25}}
+
+
+def test_parity_has_the_published_rows() -> None:
+    rows = [parity_row("train", number, 3, 40) for number in range(64)]
+    assert [len(row) + 1 for row in rows[:8]] == [16, 26, 25, 40, 8, 16, 28, 4]
+    inputs, targets = np.zeros((64, 255)), np.full((64, 255), -1)
+    for i, row in enumerate(rows):
+        inputs[i, : len(row)] = row
+        targets[i, len(row) - 1] = parity_answer(row)
+    assert (digest(inputs), digest(targets)) == ("9b315d43c325090b", "43ee49086e3a10c2")
+
+
+def test_answers_of_the_languages() -> None:
+    assert [parity_answer(row) for row in ([1, 2], [2, 2], [1, 1, 1])] == [2, 1, 1]
+    assert cycle_answer([2, 2, 1, 3, 2]) == 2 + 4
+    assert cycle_answer([3]) == 4 + 4
+    text = {"+": 1, "-": 2, "*": 3, "=": EQUALS}
+    for line in ("3=", "2+3*4=", "1-4*4-2=", "4*4*4-3+2*2="):
+        row = [text.get(sign, 5 + int(sign) if sign.isdigit() else 0) for sign in line]
+        assert arithmetic_answer(row) == eval(line[:-1]) % 5 + 5
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_rows_of_a_language_ask_once_at_their_end_and_are_longer_in_the_test(name: str) -> None:
+    task = STATE[name]
+    setting = dataclasses.replace(task.baseline, num_train=76, num_test=50)
+    for groups in (task.training(setting, 0, 0), task.training(setting, 0, 1)):
+        assert {g.inputs.shape[1] for g in groups} <= set(range(2, 40))
+        assert sum(len(g.inputs) for g in groups) == 76
+    short, long = task.evaluation(setting, 0, "test").items()
+    assert (short[0], long[0]) == ("lengths 3-40", "lengths 41-256")
+    for groups, lengths in ((short[1], range(2, 40)), (long[1], range(40, 256))):
+        assert sum(len(g.inputs) for g in groups) == 50
+        for g in groups:
+            assert g.inputs.shape[1] in lengths
+            assert ((g.targets != IGNORED).sum(1) == 1).all()
+            assert (task.solve(setting, g.inputs)[:, -1] == g.targets[:, -1]).all()
+            assert g.inputs.min() > 0
+            assert max(g.inputs.max(), g.targets.max()) < setting.vocab_size
+    found = task.baselines(setting, 0)["most frequent"]["sets"]["lengths 41-256"]
+    assert found["accuracy"] == pytest.approx(0.5 if name == "parity" else 0.25, abs=0.2)
+    assert set(found["slices"]["length"]) <= {"41-80", "81-160", "161-256"}
+
+
+def test_placed_rows_have_every_offset_and_the_same_answers() -> None:
+    setting = ParitySetting(placed=True, tested=64, seq_len=64, num_train=380)
+    (rows,) = STATE["parity"].training(setting, 0, 0)
+    assert rows.inputs.shape == (380, 64)
+    offsets = set()
+    for row, targets in zip(rows.inputs, rows.targets, strict=True):
+        (begin, *_, end) = np.flatnonzero(row)
+        assert targets[end] == parity_answer(row[begin : end + 1])
+        assert (targets != IGNORED).sum() == 1
+        offsets.add(int(begin))
+    assert len(offsets) > 40
+    with pytest.raises(ValueError, match="must be at least 64"):
+        ParitySetting(placed=True, tested=64)
