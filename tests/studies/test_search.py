@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hypermlp.mixers import build_mixer
 from hypermlp.report.page import write_report
 from hypermlp.report.progress import outcome as told
 from hypermlp.report.study import read_studies
@@ -238,6 +239,43 @@ def test_language_models_are_searched_too_and_a_plan_without_a_search_is_as_befo
     (first, _) = run_here(old, tmp_path / "b", monkeypatch, Here())
     assert first["key"] == "language/S/seed=0"
     assert "phase" not in first
+
+
+def test_allocations_of_ranks_are_searched_at_equal_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = Search(rates=(1e-3, 1e-2), rungs=(1.0,), widen=0, ranks=(4,))
+    assert search.variants("G-cg-q-12o") == ["G-cg-q-12o", "G-cg-q-12o@4"]
+    assert [search.variants(name) for name in ("S-pc", "R-12o!", "R-cg-q", "gla")] == [
+        ["S-pc"],
+        ["R-12o!"],
+        ["R-cg-q"],
+        ["gla"],
+    ]
+    study = replace(STUDY, search=search)
+    records = run_here(study, tmp_path, monkeypatch, Here(), ("hyperglu", "S"))
+    lines, _ = read_lines(tmp_path / "runs.jsonl")
+    tried = {(line["mixer"], line["lr"]): line for line in lines if line["phase"] == "search"}
+    assert len(tried) == 6
+    counts = [line["parameters"] for line in tried.values()]
+    assert max(counts) <= 1.01 * min(counts)
+    best = min((line["score"], mixer, rate) for (mixer, rate), line in tried.items() if mixer != "S")
+    ours = [record for record in records if record["mixer"] == "hyperglu"]
+    assert [(record.get("variant", "hyperglu"), record["lr"]) for record in ours] == [best[1:]] * 2
+    (found,) = read_studies(tmp_path)
+    assert found.mixers == ["S", "G-cg-q-12o"]
+    assert [(record["seed"], record["mixer"]) for record in found.mad if record["mixer"] != "S"] == [
+        (0, "G-cg-q-12o"),
+        (1, "G-cg-q-12o"),
+    ]
+    assert "these ranks were chosen" in write_report(tmp_path).read_text()
+
+
+def test_ranks_behind_a_name() -> None:
+    plain, wider = build_mixer("G-cg-q-12o", 64, 32), build_mixer("G-cg-q-12o@8", 64, 32)
+    assert [(m.config.op1_rank, m.config.op2_rank, m.config.qk_rank) for m in (plain, wider)] == [(16, 16, 16), (8, 8, 32)]  # type: ignore[union-attr]
+    assert build_mixer("hyperglu_normed@2", 64, 32).config.qk_rank == 64  # type: ignore[union-attr]
+    for name in ("S-pc@8", "R-12o!@8", "gla@8", "G-cg-q-12o@x"):
+        with pytest.raises(ValueError, match="NAME@RANK is for labels"):
+            build_mixer(name, 64, 32)
 
 
 def test_a_search_needs_a_validation_split() -> None:

@@ -6,9 +6,11 @@ Labels of Table 1 (mixers/labels.py) name mixers too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
+
+import torch
 
 from hypermlp.checks import choose_from
 from hypermlp.config import AttnKind, HyperGLUConfig, Init
@@ -52,7 +54,7 @@ def hyper(kind: AttnKind, width: int, length: int, size: int | None, init: Init 
 
 def hyper_normed(width: int, length: int, size: int | None, init: Init = "paper") -> HyperGLU:
     """Our extension of HyperGLU: its readout normalised per head, behind a swish gate."""
-    fields = {"n_embd": width, "n_head": 2, "block_size": length, "qk_rank": size, "init": init}
+    fields: dict[str, Any] = {"n_embd": width, "n_head": 2, "block_size": length, "qk_rank": size, "init": init}
     return HyperGLU(**fields, readout_norm=True, readout_swish=True)
 
 
@@ -118,9 +120,13 @@ VARIANTS = tuple(name for name, entry in MIXERS.items() if entry.variant_of)
 def build_mixer(name: str, width: int, length: int, size: int | None = None, *, init: Init = "paper") -> Mixer:
     """The mixer of a registered name or a label, of this width, for contexts of up to `length` tokens.
 
+    "@8" behind a name is another allocation of the ranks: temporal mixing of rank 8, and q and k wider in proportion.
+
     init: how convolutions and lag factors of labels, HyperGLU and HyperMLP begin (docs/layer.md); rivals begin as published.
     """
     choose_from("init", init, get_args(Init))
+    if "@" in name:
+        return reallocate(name, width, length, size, init)
     if name in MIXERS:
         entry = MIXERS[name]
         return entry.build(width, length, size, init) if entry.init else entry.build(width, length, size)
@@ -130,3 +136,30 @@ def build_mixer(name: str, width: int, length: int, size: int | None = None, *, 
     raise ValueError(
         f"unknown mixer {name!r}; known are {', '.join(sorted(MIXERS))}, and the labels of Table 1, such as G-cg-q-12o{own}"
     )
+
+
+def reallocate(name: str, width: int, length: int, size: int | None, init: Init) -> HyperGLU:
+    """NAME@RANK: what temporal mixing gives up from its own rank, q and k get (at most the full width)."""
+    base, _, rank = name.partition("@")
+    if not rank.isdigit() or int(rank) < 1 or not has_free_ranks(base):
+        raise ValueError(f"{name!r}: NAME@RANK is for labels with q and temporal mixing and for HyperGLU, such as G-cg-q-12o@8")
+    with torch.device("meta"):
+        plain = build_mixer(base, width, length, size, init=init)
+    assert isinstance(plain, HyperGLU)
+    config = plain.config
+    assert config.qk_rank is not None
+    step = 4 if config.attn_kind == "glu" else 2
+    step *= 2 if config.use_rope else 1
+    wider = min(width, -(-config.qk_rank * config.op1_rank // (int(rank) * step)) * step)
+    qk_rank = config.qk_rank if size is not None else wider
+    return type(plain)(replace(config, op1_rank=int(rank), op2_rank=int(rank), qk_rank=qk_rank))
+
+
+def has_free_ranks(name: str) -> bool:
+    """Whether a mixer shares a budget between temporal mixing and q and k."""
+    if name in MIXERS:
+        return MIXERS[name].build in (MIXERS["hyperglu"].build, MIXERS["hypermlp"].build, hyper_normed)
+    if ":" in name or name[:1] not in ("R", "G"):
+        return False
+    label = labels.Label.parse(name)
+    return label.compress_qk and (label.mix1 or label.mix2)

@@ -81,6 +81,7 @@ def count_mixer(name: str, width: int, length: int, size: int | None) -> int:
 
 def size_of(name: str) -> tuple[str, int, str]:
     """What the size of a mixer is, its step, and why it is not to be changed (empty: it may)."""
+    name = name.partition("@")[0]
     if name in MIXERS:
         entry = MIXERS[name]
         return entry.size, entry.step, "" if entry.size else "it comes in one size"

@@ -72,7 +72,9 @@ def mixer_parameters(study: Study, record: Record) -> int | None:
         return None
     try:
         with torch.device("meta"):
-            return count_parameters(build_mixer(record["mixer"], plan["width"], length, record.get("size")))
+            return count_parameters(
+                build_mixer(record.get("variant", record["mixer"]), plan["width"], length, record.get("size"))
+            )
     except ValueError:
         return None
 

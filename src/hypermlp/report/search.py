@@ -27,8 +27,10 @@ def search_section(study: Study) -> str:
         rows = []
         for mixer in sorted(found, key=table_order):
             outcome = found[mixer]
+            variants = [name for name in found if name.partition("@")[0] == mixer.partition("@")[0]]
+            taken = ["these ranks were chosen"] if len(variants) > 1 and (mixer, setting) in study.taken else []
             chosen = cell(NONE if outcome.rate is None else f"{outcome.rate:g}", outcome.rate)
-            rows.append([name_cell(mixer), chosen, *losses(outcome, rates), words("; ".join(notes(outcome)))])
+            rows.append([name_cell(mixer), chosen, *losses(outcome, rates), words("; ".join([*taken, *notes(outcome)]))])
         html += f"<details><summary>{escape(title)}</summary>{table(heads, rows, left=('to be said',))}</details>"
     return html
 

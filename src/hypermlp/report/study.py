@@ -36,7 +36,7 @@ from hypermlp.studies.folder import read_lines
 from hypermlp.studies.language import LAST
 from hypermlp.studies.protocol import VERSIONS, Protocol, Terms, Version, read_protocol, read_versions, registration_problems
 from hypermlp.studies.scores import common_mean, setting_score, task_scores
-from hypermlp.studies.search import PHASE, Outcome, Place, Search, place_of, read_search
+from hypermlp.studies.search import PHASE, Choice, Outcome, Place, Search, choose, place_of, read_search
 from hypermlp.tasks import TASKS
 from hypermlp.tasks.mad_settings import Setting, chance
 from hypermlp.train.metrics import LINES, read_metrics
@@ -63,6 +63,7 @@ class Study:
     damaged: int = 0  # lines that are no runs
     searched: tuple[Record, ...] = ()  # runs that only chose a learning rate
     searches: dict[Place, Outcome] = dataclasses.field(default_factory=dict)
+    taken: frozenset[Place] = frozenset()  # variants of mixers that searches chose
     versions: tuple[Version, ...] = ()  # of the protocol that it was registered by
     unregistered: tuple[str, ...] = ()  # why its runs do not count as registered beforehand
 
@@ -274,8 +275,17 @@ def changes(key: str, other: str) -> list[str]:
     return [name for name in a if a[name] != b[name]]
 
 
+def label_of(mixer: str) -> str:
+    """The label that a registered name is, with its ranks."""
+    base, at, rank = mixer.partition("@")
+    return SAME.get(base, base) + at + rank
+
+
 def title_of(mixer: str) -> str:
     """The name that a label has in the paper, or the full one of a rival; empty if there is none."""
+    base, _, rank = mixer.partition("@")
+    if rank:
+        return f"{title_of(base) or base}, mixing of rank {rank}"
     return ALIASES.get(mixer) or (MIXERS[mixer].title if mixer in MIXERS else "")
 
 
@@ -300,14 +310,17 @@ class Part:
         rules = self.plan.get("search")
         return read_search(Search.from_plan(rules), self.records) if rules else {}
 
+    @cached_property
+    def choices(self) -> dict[Place, Choice]:
+        return choose(Search.from_plan(self.plan["search"]), self.searches) if self.searches else {}
+
     @property
     def counted(self) -> list[Record]:
         """The runs that are no search's; where one was made, those with the learning rate that it chose."""
         found = [record for record in self.records if record.get("phase") != PHASE]
         if not self.searches:
             return found
-        rates = {place: outcome.rate for place, outcome in self.searches.items()}
-        return [record for record in found if rates.get(place_of(record)) == record["lr"]]
+        return [r for r in found if self.choices.get(place_of(r)) == (r.get("variant", r["mixer"]), r["lr"])]
 
     @property
     def rules(self) -> dict[str, Any]:
@@ -352,8 +365,8 @@ def read_parts(root: Path, path: Path) -> list[Part]:
         if not is_run(record, kind):
             damaged += 1
             continue
-        mixer = SAME.get(record["mixer"], record["mixer"])
-        kinds.setdefault((kind, record.get("protocol")), []).append({"error": None, "metrics": None, **record, "mixer": mixer})
+        names: Record = {name: label_of(record[name]) for name in ("mixer", "variant") if name in record}
+        kinds.setdefault((kind, record.get("protocol")), []).append({"error": None, "metrics": None, **record, **names})
     name = path.parent.relative_to(root).as_posix()
     found = []
     for (kind, protocol), runs in kinds.items():
@@ -418,6 +431,7 @@ def new_study(parts: Sequence[Part]) -> Study:
         damaged=sum(part.damaged for part in parts),
         searched=tuple(record for part in parts for record in part.records if record.get("phase") == PHASE),
         searches={place: outcome for part in parts for place, outcome in part.searches.items()},
+        taken=frozenset((choice.variant, place[1]) for part in parts for place, choice in part.choices.items()),
         versions=tuple(version for folder in registered for version in read_versions(folder)),
         unregistered=tuple(problem for folder in registered for problem in registration_problems(folder)),
     )

@@ -63,7 +63,7 @@ class Clock(RunContext):
 def measure_costs(study: Study, mixers: Sequence[str], seeds: int) -> Iterator[Cost]:
     """Measured here, one thread, one after the other; a search is taken without widening and ties."""
     torch.set_num_threads(1)
-    runs = seeds + (0.0 if study.search is None else study.search.runs)
+    searched = 0.0 if study.search is None else study.search.runs
     with tempfile.TemporaryDirectory() as out, Folder(Path(out)) as folder:
         for contest in study.plan_contests(folder, mixers):
             job = study.jobs(contest.setting, contest.mixer, contest.model, seed=0)[0]
@@ -81,4 +81,5 @@ def measure_costs(study: Study, mixers: Sequence[str], seeds: int) -> Iterator[C
             look = time.process_time() - begin
             times = [b - a for a, b in zip(context.times[1:], context.times[2:], strict=False)]
             looks = math.ceil(run.steps / run.evaluate_every)
+            runs = searched + (seeds if contest.mixer in mixers else 0)  # other allocations of ranks are only searched
             yield Cost(contest.mixer, contest.key, run.steps, median(times), look, looks, runs)

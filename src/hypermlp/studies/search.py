@@ -1,4 +1,4 @@
-"""The search before the runs that count: which learning rate a mixer gets on a setting.
+"""The search before the runs that count: which learning rate a mixer gets on a setting, and which allocation of its ranks.
 
 Successive halving: all rates of the grid train for the first rung, a share of the steps; the best ones continue to the next,
 and the best of the last rung is chosen. A best rate at the end of the grid adds one beyond it. Scores are losses on the
@@ -15,9 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypermlp.files import Record
+from hypermlp.mixers.registry import has_free_ranks
 from hypermlp.models.lm import count_parameters
 from hypermlp.studies.worker import Job, Paused, RunContext, Work
 
@@ -37,6 +38,8 @@ class Search:
         seeds: runs of each rate; their mean decides.
         widen: how many rates may be added beyond the ends of the grid, one after the other.
         level: losses that differ by less than this share of themselves are level: they are told as ties.
+        ranks: of temporal mixing, tried besides the published one at equal parameters, each with a search of its own, where
+            mixing and the width of q and k share a budget (mixers/registry.py: NAME@RANK).
     """
 
     rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)
@@ -45,6 +48,7 @@ class Search:
     seeds: int = 1
     widen: int = 2
     level: float = 0.01
+    ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not rising(self.rates) or self.rates[0] <= 0:
@@ -74,6 +78,15 @@ class Search:
     @property
     def own_seeds(self) -> range:
         return range(FIRST_SEED, FIRST_SEED + self.seeds)
+
+    def variants(self, mixer: str) -> list[str]:
+        """The mixer, and its other allocations of ranks."""
+        return [mixer, *(f"{mixer}@{rank}" for rank in self.ranks if "@" not in mixer and has_free_ranks(mixer))]
+
+    def base(self, variant: str) -> str:
+        """The mixer that a variant stands for."""
+        mixer, _, rank = variant.partition("@")
+        return mixer if rank in map(str, self.ranks) else variant
 
     def level_with(self, loss: float) -> float:
         """The highest loss that is level with this one."""
@@ -193,6 +206,51 @@ def whole(search: Search, scores: Mapping[tuple[float, float], Mapping[int, floa
     """The means of those that all seeds of the search have."""
     seeds = set(search.own_seeds)
     return {place: fmean(by_seed[s] for s in seeds) for place, by_seed in scores.items() if seeds <= by_seed.keys()}
+
+
+class Choice(NamedTuple):
+    variant: str
+    rate: float
+
+
+def choose(search: Search, found: Mapping[Place, Outcome]) -> dict[Place, Choice]:
+    """Mixer and setting → the best of its variants, each at its best rate; those whose searches are finished."""
+    groups: dict[Place, dict[str, Outcome]] = {}
+    for (variant, setting), outcome in found.items():
+        groups.setdefault((search.base(variant), setting), {})[variant] = outcome
+    chosen = {}
+    for place, variants in groups.items():
+        scores = {Choice(name, own.rate): own.scores[own.rate, 1.0] for name, own in variants.items() if own.rate is not None}
+        if len(scores) == len(search.variants(place[0])):
+            chosen[place] = min(scores, key=lambda choice: scores[choice])
+    return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A job of the study as the search chose it; its record is that of the mixer, whichever variant it is."""
+
+    job: Any
+    work: Work
+    mixer: str
+    variant: str
+
+    @property
+    def key(self) -> str:
+        return str(self.job.key)
+
+    @property
+    def identity(self) -> Record:
+        own = {} if self.variant == self.mixer else {"variant": self.variant}
+        return {**self.job.identity, "mixer": self.mixer, **own}
+
+    @property
+    def cost(self) -> float:
+        return float(self.job.cost)
+
+
+def train_chosen(chosen: Chosen, context: RunContext) -> Record:
+    return chosen.work(chosen.job, context)
 
 
 # ---- a run of the search ----

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby, product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, get_args
@@ -24,7 +25,21 @@ from hypermlp.studies import engine
 from hypermlp.studies.engine import Progress
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import Folder
-from hypermlp.studies.search import FINAL, PHASE, Place, Search, Trial, is_failed_trial, read_search, settle, try_out
+from hypermlp.studies.search import (
+    FINAL,
+    PHASE,
+    Choice,
+    Chosen,
+    Place,
+    Search,
+    Trial,
+    choose,
+    is_failed_trial,
+    read_search,
+    settle,
+    train_chosen,
+    try_out,
+)
 from hypermlp.studies.worker import Job, Work
 from hypermlp.train.training import Precision
 
@@ -121,13 +136,13 @@ class Study(ABC):
             if self.search is None:
                 return run(self.list_jobs(contests, seeds), self.work, retry_failed=retry_failed, marks=marks)
             trial_run = partial(run, marks={**marks, "phase": PHASE})
-            jobs = self.list_jobs(contests, seeds, self.run_search(folder, contests, trial_run, retry_failed))
-            return run(jobs, self.work, retry_failed=retry_failed, marks={**marks, "phase": FINAL}, phase=FINAL)
+            jobs = self.chosen_jobs(contests, seeds, self.run_search(folder, contests, trial_run, retry_failed))
+            return run(jobs, train_chosen, retry_failed=retry_failed, marks={**marks, "phase": FINAL}, phase=FINAL)
 
     def run_search(
         self, folder: Folder, contests: Sequence[Contest], run: Callable[..., list[Record]], retry_failed: bool
-    ) -> dict[Place, float]:
-        """Run the rungs of all contests, one after the other; the rate that each has found."""
+    ) -> dict[Place, Choice]:
+        """Run the rungs of all contests, one after the other; what each mixer gets on each setting."""
         assert self.search is not None
         if retry_failed:
             for key in [key for key, record in folder.records.items() if is_failed_trial(record)]:
@@ -142,8 +157,7 @@ class Study(ABC):
             for trial in trials:
                 if trial.run not in going_on:
                     delete(folder.checkpoint(trial.run))
-        rates = {place: found.rate for place, found in read_search(self.search, folder.records.values()).items()}
-        return {place: rate for place, rate in rates.items() if rate is not None}
+        return choose(self.search, read_search(self.search, folder.records.values()))
 
     def next_trials(self, contests: Sequence[Contest], records: Iterable[Record]) -> list[Trial]:
         """The runs that the search needs next, by setting and seed; none when all contests are decided."""
@@ -162,21 +176,32 @@ class Study(ABC):
         """Write the plan into the folder, and list its runs, of a study without a search."""
         return self.list_jobs(self.plan_contests(folder, mixers), seeds)
 
-    def list_jobs(self, contests: Sequence[Contest], seeds: int, rates: Mapping[Place, float] | None = None) -> list[Job]:
-        """The runs that count, by setting and seed; `rates`: those of a search, by mixer and setting."""
-        jobs: list[Job] = []
+    def list_jobs(self, contests: Sequence[Contest], seeds: int) -> list[Job]:
+        """The runs of a study without a search, by setting and seed."""
+        return [
+            job
+            for _, own in groupby(contests, key=lambda contest: contest.key)
+            for seed, contest in product(range(seeds), list(own))
+            for job in self.jobs(contest.setting, contest.mixer, contest.model, seed)
+        ]
+
+    def chosen_jobs(self, contests: Sequence[Contest], seeds: int, choices: Mapping[Place, Choice]) -> list[Job]:
+        """The runs that count after a search, by setting and seed."""
+        found: list[Job] = []
+        places = {(contest.mixer, contest.key): contest for contest in contests}
         for key in dict.fromkeys(contest.key for contest in contests):
-            for seed in range(seeds):
-                for contest in contests:
-                    if contest.key == key:
-                        study = self if rates is None else self.at_rate(rates[contest.mixer, key])
-                        jobs += study.jobs(contest.setting, contest.mixer, contest.model, seed)
-        return jobs
+            own = [(mixer, choice) for (mixer, setting), choice in choices.items() if setting == key]
+            for seed, (mixer, (variant, rate)) in product(range(seeds), own):
+                if (contest := places.get((variant, key))) is not None:
+                    (job,) = self.at_rate(rate).jobs(contest.setting, variant, contest.model, seed)
+                    found.append(Chosen(job=job, work=self.work, mixer=mixer, variant=variant))
+        return found
 
     def plan_contests(self, folder: Folder, mixers: Sequence[str]) -> list[Contest]:
         """Write the plan into the folder, and match the models. Mixers that came before take part in the budget."""
         known: dict[str, Any] = folder.plan.get("models", {})
         known = {"": known} if self.flat else known
+        mixers = mixers if self.search is None else [name for mixer in mixers for name in self.search.variants(mixer)]
         contestants = list(dict.fromkeys([*(name for models in known.values() for name in models), *mixers]))
         contests: list[Contest] = []
         models: dict[str, Any] = {}
