@@ -89,6 +89,31 @@ def test_second_derivatives(options: dict) -> None:
         assert_same(found[impl], found["dense"], 1e-3)
 
 
+PANELS = {"n_embd": 64, "qk_rank": 64, "vo_rank": 64, "op1_rank": 16, "op2_rank": 32}  # whole ones with any vector length
+BLOCKS = {
+    "usual": {},
+    "biases": {"bias": True},
+    "no convolutions": {"use_kv_conv": False},
+    "three taps, no gate": {"conv_kernel_size": 3, "use_vo_gate": False},
+}
+
+
+@pytest.mark.parametrize("options", BLOCKS.values(), ids=BLOCKS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_blocks_of_rows_equal_the_reference(options: dict, threads: int) -> None:
+    layer = make_layer(dtype=torch.float32, block_size=64, **PANELS, **options)
+    assert native.fits(torch.empty(1, 1, 64), layer._weights().weights)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for (B, T), bounds in (((2, 101), None), ((1, 101), [0, 47, 49, 101]), ((3, 2), None)):
+            x, d_y = (randn(B, T, 64, seed=n, dtype=torch.float32) for n in range(2))
+            found, expected = (run_layer(layer, x, d_y, impl=i, cu_seqlens=bounds) for i in ("native", "dense"))
+            assert_same(found, expected, 2e-5)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_way_back_through_the_readouts_gate() -> None:
     d_y, o, g = (randn(2, 5, 6, seed=n, dtype=torch.float32) for n in range(3))
     g[0, 0] = torch.tensor([-200.0, 200.0, -20.0, 20.0, 0.0, -1e-6])

@@ -42,6 +42,18 @@ class Projections(NamedTuple):
     conv_v: Tensor | None
 
     @property
+    def weights(self) -> tuple[Tensor | None, ...]:
+        return self[:7]
+
+    @property
+    def biases(self) -> tuple[Tensor | None, ...]:
+        return self[7:14]
+
+    @property
+    def convs(self) -> tuple[Tensor | None, ...]:
+        return self[14:]
+
+    @property
     def sizes(self) -> list[int]:
         """Widths in the joined product."""
         return [w.shape[0] for w in self[:4]]
@@ -80,6 +92,9 @@ def compute_projections(
     x: Tensor, w: Projections, position: Tensor | None, history: Tensor | None, use: str
 ) -> tuple[Tensor, Projected]:
     """The joined product and what is made of it; in differentiable steps where use is ""."""
+    if use == "native" and history is None and native.fits(x, w.weights):
+        y, (q, _, s1, s2, k, v, gate_vo) = native.project_forward(x, position, w.weights, w.biases, w.convs)
+        return y, Projected(*cast("Any", (q, s1, s2, k, v, gate_vo)))
     x_k, x_v = convolve(x, w, position, history, use)
     k, v = F.linear(x_k, w.k, w.k_bias), F.linear(x_v, w.v, w.v_bias)
     del x_k, x_v
@@ -113,8 +128,9 @@ class Project(torch.autograd.Function):
 
             d_x, *found = gradients_with_graph(plain, (x, *weights), d)
         else:
-            wanted = Projections(*ctx.needs_input_grad[3:])
-            d_x, found = project_backward(d, x, position, y, Projections(*weights), wanted, ctx.use)
+            wanted, w = Projections(*ctx.needs_input_grad[3:]), Projections(*weights)
+            by_blocks = ctx.use == "native" and native.fits(x, w.weights)
+            d_x, found = (blocks_backward if by_blocks else project_backward)(d, x, position, y, w, wanted, ctx.use)
         return (d_x, None, None, *found)
 
 
@@ -152,6 +168,17 @@ def project_backward(
     if any(wanted[7:11]):
         found |= zip(Projections._fields[7:11], d_y.sum(0).split(w.sizes), strict=True)
     return d_x.view(x.shape), Projections(*(g if want else None for g, want in zip(found.values(), wanted, strict=True)))  # type: ignore[arg-type]
+
+
+def blocks_backward(
+    d: Sequence[Tensor], x: Tensor, position: Tensor | None, y: Tensor, w: Projections, wanted: Projections, use: str
+) -> tuple[Tensor, Projections]:
+    """project_backward in one call."""
+    d_q, d_s1, d_s2, d_k, d_v, *d_gate = d
+    d_out = (d_q, None, d_s1, d_s2, d_k, d_v, *(d_gate or [None]))
+    which = cast("Any", (wanted.weights, wanted.biases))
+    d_x, *found = native.project_backward(d_out, y, x, position, w.weights, w.convs, *which)
+    return d_x, Projections(*cast("Any", (g for group in found for g in group)))
 
 
 def flat(x: Tensor) -> Tensor:

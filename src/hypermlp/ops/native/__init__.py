@@ -20,6 +20,7 @@ from hypermlp.ops.native.kernels import (
     step,
     ungate,
 )
+from hypermlp.ops.native.project import fits, project_backward, project_forward
 
 __all__ = [
     "SCAN_ROWS",
@@ -28,6 +29,7 @@ __all__ = [
     "cache_folder",
     "convs_backward",
     "convs_forward",
+    "fits",
     "gate_backward",
     "gate_forward",
     "gates_backward",
@@ -37,6 +39,8 @@ __all__ = [
     "linears",
     "mix",
     "mix_linked",
+    "project_backward",
+    "project_forward",
     "scan_backward",
     "scan_forward",
     "scan_inputs",

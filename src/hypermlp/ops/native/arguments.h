@@ -73,6 +73,24 @@ struct hm_gates_args {
     float *dy, *sum;             // sum: of dy over the rows, (2Q+S1+S2)
 };
 
+// All projections of a layer: q, its gate, both controls and the readout's gate from x, k and v from x's convolutions. Widths and
+// C are whole panels (hm_panel). All contiguous.
+struct hm_project_args {
+    i64 B, T, C, W;
+    i64 width[7];                // q, its gate, s1, s2, k, v, the readout's gate; 0: there is none
+    i64 nthreads;
+    void *parallel;
+    const float *x;              // (B,T,C)
+    const i64 *pos;              // as in hm_conv_args
+    const float *conv_k, *conv_v;  // (C,W) or null
+    const float *w[7], *bias[7];   // (width,C) (width) or null
+    float *y;                    // (B,T,joined): q, its gate, s1, s2 before their activations; backward: read
+    float *out[7];               // (B,T,width): q gated, nothing, s1 and s2 activated, k, v, gate
+    const float *dout[7];        // backward only, from here on
+    float *dx, *dw[7], *dbias[7];  // a gradient that is null is not wanted
+    float *dconv_k, *dconv_v;
+};
+
 // The gradients of y = o ⊙ σ(g) from dy and y. All (N, H*V) contiguous; dx may be dy.
 struct hm_ungate_args {
     i64 N, H, V;

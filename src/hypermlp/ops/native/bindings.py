@@ -86,6 +86,30 @@ class GatesArguments(ctypes.Structure):
     )
 
 
+PROJECTIONS = 7  # q, its gate, s1, s2, k, v, the readout's gate
+POINTERS = POINTER * PROJECTIONS
+
+
+class ProjectArguments(ctypes.Structure):
+    """hm_project_args of arguments.h."""
+
+    _fields_ = (
+        *((name, I64) for name in ("B", "T", "C", "W")),
+        ("width", I64 * PROJECTIONS),
+        ("nthreads", I64),
+        *((name, POINTER) for name in ("parallel", "x", "pos", "conv_k", "conv_v")),
+        ("w", POINTERS),
+        ("bias", POINTERS),
+        ("y", POINTER),
+        ("out", POINTERS),
+        ("dout", POINTERS),
+        ("dx", POINTER),
+        ("dw", POINTERS),
+        ("dbias", POINTERS),
+        *((name, POINTER) for name in ("dconv_k", "dconv_v")),
+    )
+
+
 class UngateArguments(ctypes.Structure):
     """hm_ungate_args of arguments.h."""
 
@@ -154,6 +178,7 @@ MIRRORED = {
     "hm_conv_args": ConvArguments,
     "hm_gate_args": GateArguments,
     "hm_gates_args": GatesArguments,
+    "hm_project_args": ProjectArguments,
     "hm_ungate_args": UngateArguments,
     "hm_linear_entry": LinearEntry,
     "hm_linear_args": LinearArguments,

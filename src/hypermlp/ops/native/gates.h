@@ -53,49 +53,60 @@ void gate_backward(const hm_gate_args *p) {
     });
 }
 
+// One row of joined projections [q | m | s1 | s2].
+struct GatesRow {
+    i64 Q, S1, S2;
+
+    void forward(const float *y, float *q, float *s1, float *s2) const {
+        auto activate = [](i64 size, const float *from, float *to) {
+            each_pair(size, [&](i64 j, i64 n) { store2_some(to + j, sigmoid(load2_some(from + j, n)), n); });
+        };
+        each_pair(Q, [&](i64 j, i64 n) { store2_some(q + j, load2_some(y + j, n) * sigmoid(load2_some(y + Q + j, n)), n); });
+        activate(S1, y + 2 * Q, s1);
+        activate(S2, y + 2 * Q + S1, s2);
+    }
+    // dy, and dy added to the sum of all rows
+    void backward(const float *y, const float *dq, const float *ds1, const float *ds2, float *dy, float *sum) const {
+        auto put = [&](i64 j, pair d, i64 n) {
+            store2_some(dy + j, d, n);
+            store2_some(sum + j, load2_some(sum + j, n) + d, n);
+        };
+        auto alone = [&](i64 begin, i64 size, const float *d) {
+            each_pair(size, [&](i64 j, i64 n) {
+                pair g = load2_some(y + begin + j, n), e = exp_negative(minus_abs(g));
+                put(begin + j, load2_some(d + j, n) * slope_of(g, e, sigmoid_from(g, e)), n);
+            });
+        };
+        each_pair(Q, [&](i64 j, i64 n) {
+            pair g = load2_some(y + Q + j, n), d = load2_some(dq + j, n), e = exp_negative(minus_abs(g));
+            pair s = sigmoid_from(g, e);
+            put(j, d * s, n);
+            put(Q + j, d * load2_some(y + j, n) * slope_of(g, e, s), n);
+        });
+        alone(2 * Q, S1, ds1);
+        alone(2 * Q + S1, S2, ds2);
+    }
+};
+
 void gates_forward(const hm_gates_args *p) {
+    GatesRow gates{p->Q, p->S1, p->S2};
     i64 width = 2 * p->Q + p->S1 + p->S2, nw = gate_workers(p->N, width, p->nthreads);
     run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
         Share mine(p->N, w, nw);
-        for (i64 r = mine.begin; r < mine.end; r++) {
-            const float *x = p->y + r * width, *m = x + p->Q, *s1 = m + p->Q, *s2 = s1 + p->S1;
-            each_pair(p->Q, [&](i64 j, i64 n) {
-                store2_some(p->q + r * p->Q + j, load2_some(x + j, n) * sigmoid(load2_some(m + j, n)), n);
-            });
-            each_pair(p->S1, [&](i64 j, i64 n) { store2_some(p->s1 + r * p->S1 + j, sigmoid(load2_some(s1 + j, n)), n); });
-            each_pair(p->S2, [&](i64 j, i64 n) { store2_some(p->s2 + r * p->S2 + j, sigmoid(load2_some(s2 + j, n)), n); });
-        }
+        for (i64 r = mine.begin; r < mine.end; r++)
+            gates.forward(p->y + r * width, p->q + r * p->Q, p->s1 + r * p->S1, p->s2 + r * p->S2);
     });
 }
 
 void gates_backward(const hm_gates_args *p) {
-    i64 Q = p->Q, width = 2 * Q + p->S1 + p->S2, nw = gate_workers(p->N, width, p->nthreads);
+    GatesRow gates{p->Q, p->S1, p->S2};
+    i64 width = 2 * p->Q + p->S1 + p->S2, nw = gate_workers(p->N, width, p->nthreads);
     std::vector<float> sums(nw * width, 0.0f);
     run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
         Share mine(p->N, w, nw);
-        float *sum = sums.data() + w * width;
-        auto put = [&](float *to, float *total, pair d, i64 n) {
-            store2_some(to, d, n);
-            store2_some(total, load2_some(total, n) + d, n);
-        };
-        for (i64 r = mine.begin; r < mine.end; r++) {
-            const float *x = p->y + r * width, *m = x + Q;
-            float *to = p->dy + r * width;
-            each_pair(Q, [&](i64 j, i64 n) {
-                pair g = load2_some(m + j, n), d = load2_some(p->dq + r * Q + j, n), e = exp_negative(minus_abs(g));
-                pair s = sigmoid_from(g, e);
-                put(to + j, sum + j, d * s, n);
-                put(to + Q + j, sum + Q + j, d * load2_some(x + j, n) * slope_of(g, e, s), n);
-            });
-            auto alone = [&](i64 begin, i64 size, const float *from) {
-                each_pair(size, [&](i64 j, i64 n) {
-                    pair g = load2_some(x + begin + j, n), e = exp_negative(minus_abs(g));
-                    put(to + begin + j, sum + begin + j, load2_some(from + j, n) * slope_of(g, e, sigmoid_from(g, e)), n);
-                });
-            };
-            alone(2 * Q, p->S1, p->ds1 + r * p->S1);
-            alone(2 * Q + p->S1, p->S2, p->ds2 + r * p->S2);
-        }
+        for (i64 r = mine.begin; r < mine.end; r++)
+            gates.backward(p->y + r * width, p->dq + r * p->Q, p->ds1 + r * p->S1, p->ds2 + r * p->S2, p->dy + r * width,
+                           sums.data() + w * width);
     });
     for (i64 j = 0; j < width; j++) {
         p->sum[j] = 0.0f;

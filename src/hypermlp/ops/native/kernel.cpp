@@ -17,12 +17,13 @@
 //
 // Every product goes through one register-blocked micro-kernel: MR rows by one panel of NR columns.
 //
-// One translation unit: arguments, layout <- simd <- threads <- gemm <- strip <- mix <- rows, backward; conv, gates, scan, step.
+// One translation unit: arguments, layout <- simd <- threads <- gemm <- strip <- mix <- rows, backward; conv, gates, project, scan, step.
 
 #include "backward.h"
 #include "conv.h"
 #include "gates.h"
 #include "layout.h"
+#include "project.h"
 #include "rows.h"
 #include "scan.h"
 #include "step.h"
@@ -84,6 +85,16 @@ HM_API int hm_gates_forward(const hm_gates_args *p) { return gates_forward(p), 0
 
 HM_API int hm_gates_backward(const hm_gates_args *p) {
     return guarded([&] { return gates_backward(p), 0; });
+}
+
+HM_API int hm_panel() { return NR; }
+
+HM_API int hm_project_forward(const hm_project_args *p) {
+    return projections_agree(*p) ? guarded([&] { return project_forward(p), 0; }) : 2;
+}
+
+HM_API int hm_project_backward(const hm_project_args *p) {
+    return projections_agree(*p) ? guarded([&] { return project_backward(p), 0; }) : 2;
 }
 
 HM_API int hm_ungate(const hm_ungate_args *p) { return ungate(p), 0; }
