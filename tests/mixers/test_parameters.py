@@ -61,7 +61,7 @@ def test_bank_of_decays() -> None:
     layer = HyperGLU(n_embd=64, n_head=2, block_size=200, op1_rank=5, op2_rank=1, op2_init_std=0.1, init="decays")
     assert layer.op1 is not None
     assert layer.op2 is not None
-    for op, spans in ((layer.op1, [200 ** ((r + 0.5) / 5) for r in range(5)]), (layer.op2, [200**0.5])):
+    for op, spans in ((layer.op1, [200 ** (r / 4) for r in range(5)]), (layer.op2, [200**0.5])):
         torch.testing.assert_close(op.A.norm(dim=1), torch.ones(op.heads, len(spans)))
         ratio = op.A[:, 1:] / op.A[:, :-1]  # to the next newer lag
         assert torch.allclose(ratio[:, -40:], torch.tensor([math.exp(1 / span) for span in spans]), rtol=1e-4)

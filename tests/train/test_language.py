@@ -43,6 +43,27 @@ def test_the_loss_is_the_mean_over_counted_targets() -> None:
     assert trained(1, micro=2)[0] == pytest.approx([float(expected)], rel=1e-6)
 
 
+@pytest.mark.parametrize("clip", [0.05, 1e3], ids=["clipped", "not clipped"])
+def test_an_update_is_that_of_the_plain_optimiser(clip: float) -> None:
+    """The update in one call, and the clipping that is left out where it changes nothing, are those of torch step by step."""
+    how = config(micro=8, clip=clip)
+    training, plain = new_training(model(), how), model()
+    groups = parameter_groups(plain, how.weight_decay)
+    optimiser = torch.optim.AdamW(groups, lr=how.lr, betas=how.betas, foreach=False, fused=False)
+    for step in range(3):
+        ((inputs, targets, _),) = share(step, how, World())
+        F.cross_entropy(plain(inputs).flatten(0, 1), targets.flatten()).backward()
+        norm = float(nn.utils.clip_grad_norm_(plain.parameters(), clip))
+        for group in optimiser.param_groups:
+            group["lr"] = how.recipe.schedule.rate(step)
+        optimiser.step()
+        optimiser.zero_grad()
+        assert training.update([(inputs, targets, None)]).grad_norm == pytest.approx(norm, rel=1e-5)
+    assert training.optimiser.defaults["fused"]
+    for name, tensor in weights(plain).items():
+        torch.testing.assert_close(weights(training.model)[name], tensor, rtol=1e-3, atol=2e-6)
+
+
 def test_packed_documents_are_kept_apart() -> None:
     inputs, targets = (part[:2] for part in rows(0))
     training = new_training(model(), TRAIN)

@@ -101,9 +101,9 @@ def init_linears(mixer: nn.Module) -> None:
 def decay_bank(length: int, rank: int) -> Tensor:
     """Decaying exponentials of the lag (L R), one per column, of norm 1; lag ℓ is at index L−1−ℓ.
 
-    Their spans, the lags at which they have fallen to 1/e, are spaced evenly in the logarithm between 1 and `length`.
+    Their spans, the lags at which they have fallen to 1/e, are spaced evenly in the logarithm from 1 to `length`.
     """
-    span = length ** ((torch.arange(rank) + 0.5) / rank)
+    span = length ** (torch.arange(rank) / (rank - 1) if rank > 1 else torch.tensor([0.5]))
     lag = torch.arange(length - 1, -1, -1)[:, None]
     return F.normalize(torch.exp(-lag / span), dim=0)
 

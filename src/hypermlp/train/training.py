@@ -80,14 +80,14 @@ class Training:
         self.autocast = recipe.precision == "bfloat16" and not isinstance(model, FSDPModule)  # which has a policy of its own
         self.gathers = getattr(unwrapped(model), "gathers", False)  # logits are computed where targets count
         groups = parameter_groups(model, recipe.weight_decay, decayed=recipe.decayed)
-        self.optimiser = torch.optim.AdamW(groups, lr=recipe.schedule.lr, betas=recipe.betas)
+        self.optimiser = torch.optim.AdamW(groups, lr=recipe.schedule.lr, betas=recipe.betas, fused=fusible(model))
         for p in model.parameters():  # as its first step would do, so that there is always the same to save
             self.optimiser.state[p] = {"step": torch.tensor(0.0), **{name: torch.zeros_like(p) for name in MOMENTS}}
 
     def update(self, passes: Sequence[Pass]) -> Step:
         """One update from this process's share of the batch."""
         begin = time.perf_counter()
-        torch.manual_seed(((self.recipe.seed * 1_000_003 + self.step) * 65_537 + self.world.rank) % 2**63)
+        self.seed(((self.recipe.seed * 1_000_003 + self.step) * 65_537 + self.world.rank) % 2**63)
         counted, seen = self.world.sum(*count(passes))
         parts = []
         for i, one in enumerate(passes):
@@ -116,11 +116,18 @@ class Training:
             tokens_per_second=seen / (time.perf_counter() - begin),
         )
 
+    def seed(self, number: int) -> None:
+        """Of the random numbers within an update. (torch.manual_seed keeps a list of calls for GPUs that are never used.)"""
+        (torch.default_generator if self.world.device.type == "cpu" else torch).manual_seed(number)
+
     def clip(self) -> float:
         """The norm of the gradient before it is clipped."""
-        most = math.inf if self.recipe.clip is None else self.recipe.clip
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), most)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        parameters = list(self.model.parameters())
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        size = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        if self.recipe.clip is not None and size + 1e-6 > self.recipe.clip:  # else the factor would be 1
+            nn.utils.clip_grads_with_norm_(parameters, self.recipe.clip, norm)
+        return size
 
     def total_loss(self, one: Pass) -> Tensor:
         """Summed over the counted targets."""
@@ -163,6 +170,11 @@ class Training:
         self.step = step
         for state in self.optimiser.state.values():
             state["step"].fill_(step)
+
+
+def fusible(model: nn.Module) -> bool:
+    """Whether AdamW may update all parameters in one call on the CPU, where a loop over small ones costs more than they do."""
+    return all(type(p) is nn.Parameter and p.device.type == "cpu" for p in model.parameters())
 
 
 def count(passes: Sequence[Pass]) -> tuple[int, int]:
