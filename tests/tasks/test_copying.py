@@ -84,10 +84,10 @@ def test_a_copy_by_hand() -> None:
 def test_hops_and_needles_are_what_the_slices_say() -> None:
     rows = variable_rows(np.random.default_rng(0), 200, 64)
     assert sorted(set(rows.facts["hops"])) == [1, 2, 3, 4]
-    assert ((rows.inputs == 112).sum(1) == 3 * rows.facts["hops"]).all()
+    assert ((rows.inputs == 64).sum(1) == 3 * rows.facts["hops"]).all()
     rows = needle_rows(np.random.default_rng(0), 200, 64)
-    assert (((rows.inputs[:, :-2] >= 64) & (rows.inputs[:, :-2] < 128)).sum(1) == rows.facts["needles"]).all()
-    assert set(rows.facts["depth"]) == {0, 1, 2, 3}
+    assert (((rows.inputs >= 32) & (rows.inputs < 64)).sum(1) == rows.facts["needles"]).all()
+    assert set(rows.facts["depth"][rows.targets != -100]) == {0, 1, 2, 3}
 
 
 def test_trivial_answers_are_computed_from_the_data() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from hypermlp.tasks.base import Examples, Material, Rows, Scale, Setting, Sizes, Task
 from hypermlp.tasks.copying import COPYING
 from hypermlp.tasks.forecast import FORECAST
+from hypermlp.tasks.listops import LISTOPS
 from hypermlp.tasks.mad import MAD
 from hypermlp.tasks.mqar import MQAR
+from hypermlp.tasks.pixels import PIXELS
 from hypermlp.tasks.regbench import REGBENCH
 from hypermlp.tasks.state import STATE
 
 __all__ = ["TASKS", "Examples", "Material", "Rows", "Scale", "Setting", "Sizes", "Task"]
 
-TASKS: dict[str, Task] = {**MAD, **MQAR, "regbench": REGBENCH, **STATE, **COPYING, **FORECAST}
+TASKS: dict[str, Task] = {**MAD, **MQAR, "regbench": REGBENCH, **STATE, **COPYING, **LISTOPS, **PIXELS, **FORECAST}

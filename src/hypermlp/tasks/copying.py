@@ -110,13 +110,15 @@ def solve_induction(inputs: Ints) -> Ints:
 
 # ---- needles: pairs of a key and a value among noise ----
 
-KEYS, VALUES, NOISE, QUERY = 64, 64, 32, 160  # keys 0-63, values 64-127, noise 128-159
-NEEDLES = (1, 4, 16)
+KEYS, VALUES, NOISE, QUERY = 32, 32, 16, 80  # keys 0-31, values 32-63, noise 64-79
+NEEDLES, ASKED = (1, 4, 16), 4  # how many there are, and how often one of them is asked for
 
 
 def needle_rows(random: Random, count: int, tokens: int) -> Rows:
-    """1, 4 or 16 pairs among noise, then a key: its value is asked for."""
-    slots = (tokens - 2) // 2
+    """1, 4 or 16 pairs among noise, then four times one of the keys, whose value is asked for at its place."""
+    slots = tokens // 2 - ASKED
+    if slots < 1:
+        raise ValueError(f"tokens ({tokens}) must be at least {2 * ASKED + 2}: a pair and four questions")
     most = min(max(NEEDLES), slots)
     needles = random.choice([n for n in NEEDLES if n <= most], size=count)
     keys = random.random((count, KEYS)).argsort(1)[:, :most]
@@ -126,33 +128,33 @@ def needle_rows(random: Random, count: int, tokens: int) -> Rows:
     there = np.arange(most) < needles[:, None]
     rows = np.broadcast_to(np.arange(count)[:, None], there.shape)[there]
     inputs[rows, 2 * places[there]], inputs[rows, 2 * places[there] + 1] = keys[there], values[there]
-    asked = np.arange(count), (random.random(count) * needles).astype(np.int64)
-    inputs[:, -2], inputs[:, -1] = QUERY, keys[asked]
-    targets = np.full_like(inputs, IGNORED)
-    targets[:, -1] = values[asked]
-    return Rows(inputs, targets, {"needles": needles, "depth": 4 * places[asked] // slots})
+    asked = np.arange(count)[:, None], (random.random((count, ASKED)) * needles[:, None]).astype(np.int64)
+    inputs[:, -2 * ASKED :: 2], inputs[:, 1 - 2 * ASKED :: 2] = QUERY, keys[asked]
+    targets, depth = np.full_like(inputs, IGNORED), np.zeros_like(inputs)
+    targets[:, 1 - 2 * ASKED :: 2], depth[:, 1 - 2 * ASKED :: 2] = values[asked], 4 * places[asked] // slots
+    return Rows(inputs, targets, {"needles": needles, "depth": depth})
 
 
 def solve_needle(inputs: Ints) -> Ints:
     answers = np.zeros_like(inputs)
     for row, answer in zip(inputs, answers, strict=True):
-        place = int((row[:-2] == row[-1]).argmax())
-        answer[-1] = row[place + 1]
+        for ask in range(len(row) - 2 * ASKED + 1, len(row), 2):
+            answer[ask] = row[int((row == row[ask]).argmax()) + 1]
     return answers
 
 
 # ---- variables: chains of assignments among noise ----
 
-VARIABLES, CONSTANTS, EQUALS, WHAT = 64, 32, 112, 113  # variables 0-63, values 64-95, noise 96-111
+VARIABLES, CONSTANTS, EQUALS, WHAT = 32, 16, 64, 65  # variables 0-31, values 32-47, noise 48-63
 CHAINS, HOPS = 3, 4
 
 
 def variable_rows(random: Random, count: int, tokens: int) -> Rows:
-    """Three chains `a = 7`, `b = a`, `c = b` of 1 to 4 assignments among noise, mixed; the end of one is asked for: c?"""
-    slots = (tokens - 2) // 3
+    """Three chains `a = 7`, `b = a`, `c = b` of 1 to 4 assignments among noise, mixed; then the end of each is asked for: c?"""
+    slots = (tokens - 2 * CHAINS) // 3
     most = min(HOPS, slots // CHAINS)
     if most < 1:
-        raise ValueError(f"tokens ({tokens}) must be at least {3 * CHAINS + 2}: three assignments and a question")
+        raise ValueError(f"tokens ({tokens}) must be at least {5 * CHAINS}: three assignments and three questions")
     hops = random.integers(1, most + 1, size=count)
     names = random.random((count, VARIABLES)).argsort(1)[:, : CHAINS * most].reshape(count, CHAINS, most)
     values = VARIABLES + random.random((count, CONSTANTS)).argsort(1)[:, :CHAINS]
@@ -165,9 +167,9 @@ def variable_rows(random: Random, count: int, tokens: int) -> Rows:
             source = own[c, done[c] - 1] if done[c] else value[c]
             row[at : at + 3] = own[c, done[c]], EQUALS, source
             done[c] += 1
-        row[-2:] = WHAT, own[0, h - 1]
+        row[-2 * CHAINS :: 2], row[1 - 2 * CHAINS :: 2] = WHAT, own[:, h - 1]
     targets = np.full_like(inputs, IGNORED)
-    targets[:, -1] = values[:, 0]
+    targets[:, 1 - 2 * CHAINS :: 2] = values
     return Rows(inputs, targets, {"hops": hops})
 
 
@@ -178,7 +180,8 @@ def solve_variable(inputs: Ints) -> Ints:
         for at, token in enumerate(row):
             if token == EQUALS:
                 held[row[at - 1]] = held.get(row[at + 1], row[at + 1])
-        answer[-1] = held[row[-1]]
+            elif token == WHAT:
+                answer[at + 1] = held[row[at + 1]]
     return answers
 
 
@@ -218,7 +221,7 @@ KINDS: dict[str, Kind] = {
         "What followed the special token when it came first? Only the last token is scored.",
     ),
     "needle": Kind(
-        *(needle_rows, solve_needle, 161, (64, 64), lambda n: n, "token", ("needles", "depth"), "tokens"),
+        *(needle_rows, solve_needle, 81, (64, 64), lambda n: n, "token", ("needles", "depth"), "tokens"),
         *(
             {
                 "key": range(KEYS),
@@ -228,10 +231,10 @@ KINDS: dict[str, Kind] = {
             },
             24,
         ),
-        "One, four or sixteen pairs of a key and a value among noise, then one of the keys.",
+        "One, four or sixteen pairs of a key and a value among noise; then keys are asked for.",
     ),
     "variables": Kind(
-        *(variable_rows, solve_variable, 114, (64, 64), lambda n: n, "token", ("hops",), "tokens"),
+        *(variable_rows, solve_variable, 66, (64, 64), lambda n: n, "token", ("hops",), "tokens"),
         *(
             {
                 "key": range(VARIABLES),
