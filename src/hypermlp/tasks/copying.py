@@ -5,8 +5,9 @@ one range of sizes and tested there and at 2, 4 and 8 times the size. HyperGLU a
 so a longer row can be run in three ways, and results say which:
 
     window        block_size is that of training; longer rows see a sliding window of it, and what lies further is forgotten
-    fresh, hold   the trained model in a longer block_size: its further lags are untrained, or repeat the last (mixers/lags.py)
-    offsets       a setting of its own: rows are trained behind a random number of blanks, so that every lag has been trained
+    hold, decay,  the trained model in a longer block_size: its further lags repeat the last trained one, fall to zero, or are
+    fresh         untrained (mixers/lags.py)
+    offsets       a task of its own, such as copy-offsets: rows are trained behind blanks, so that every lag has been trained
 
 Letters: N rows, T time.
 """
@@ -247,6 +248,7 @@ KINDS: dict[str, Kind] = {
         "Chains of assignments among noise: which value does a variable hold, one to four steps away?",
     ),
 }
+OFFSETS = "-offsets"  # how the names of tasks end that train every lag
 TIMES = (1, 2, 4, 8)  # sizes of the tests, relative to the largest of training
 GROUPS = 8  # lengths of an epoch with offsets
 
@@ -261,11 +263,11 @@ class CopyingSetting(Sizes):
     largest: int = 0  # size of training
     num_train: int = 4096
     num_test: int = 256
-    reach: int = 8  # test at up to so many times the size
-    offsets: bool = False  # train behind a random number of blanks, up to the length of the longest test
+    reach: int = 0  # test at up to so many times the size: 8, with offsets 4
 
     def __post_init__(self) -> None:
-        kind = KINDS[self.task]
+        kind = KINDS[self.task.removesuffix(OFFSETS)]
+        object.__setattr__(self, "reach", self.reach or (4 if self.offsets else 8))
         if self.reach not in TIMES:
             raise ValueError(f"reach ({self.reach}) must be one of {TIMES}")
         object.__setattr__(self, "vocab_size", self.vocab_size or kind.vocabulary + 1)
@@ -276,21 +278,26 @@ class CopyingSetting(Sizes):
             raise ValueError(f"seq_len ({self.seq_len}) must be at least {longest}, the longest training row")
 
     @property
+    def offsets(self) -> bool:
+        """Rows are trained behind a random number of blanks, up to the length of the longest test."""
+        return self.task.endswith(OFFSETS)
+
+    @property
     def key(self) -> str:
-        usual = CopyingSetting(task=self.task, offsets=self.offsets)
+        usual = CopyingSetting(task=self.task)
         names = ("largest", "reach", "seq_len", "num_train", "num_test")
         changed = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name) != getattr(usual, name)]
-        return "/".join([self.task, *(["offsets"] if self.offsets else []), *([",".join(changed)] if changed else [])])
+        return "/".join([self.task, *([",".join(changed)] if changed else [])])
 
 
 class Copying(Task):
     """One of KINDS; the score is that at the size of training, and longer sets stand beside it."""
 
-    family = "copying"
     fresh = True
 
     def __init__(self, name: str, title: str, scales: Mapping[str, Scale], found: str = "") -> None:
-        kind = KINDS[name]
+        kind = KINDS[name.removesuffix(OFFSETS)]
+        self.family = "copying" + (OFFSETS if name.endswith(OFFSETS) else "")
         self.name, self.title, self.kind, self.scales, self.published = name, title, kind, scales, found
         self.description, self.unit, self.slices = kind.description, kind.unit, kind.slices
         self.baseline = CopyingSetting(task=name)
@@ -334,7 +341,7 @@ class Copying(Task):
 
     @property
     def shown(self) -> CopyingSetting:
-        return CopyingSetting(task=self.name, largest=self.kind.shown, reach=1)
+        return CopyingSetting(task=self.name.removesuffix(OFFSETS), largest=self.kind.shown, reach=1)
 
     def roles(self, setting: CopyingSetting) -> dict[str, Sequence[int]]:
         return {**self.kind.roles, "blank": (self.kind.vocabulary,)}
@@ -354,17 +361,24 @@ def last_of(inputs: Ints, values: Ints) -> Ints:
 
 
 def scales(name: str, steps: int) -> dict[str, Scale]:
-    """laptop: as trained, and behind offsets, where rows are longer and steps fewer."""
-    tiny = CopyingSetting(task=name, largest=max(8, KINDS[name].sizes[1] // 4), reach=4, num_train=1024, num_test=64)
+    tiny = CopyingSetting(
+        task=name, largest=max(8, KINDS[name.removesuffix(OFFSETS)].sizes[1] // 2), reach=4, num_train=1024, num_test=64
+    )
     return {
         "quick": Scale(settings=(tiny,), width=32, batch=32, steps=200, rates=(3e-3,), evaluations=4),
         "laptop": Scale(
-            settings=(CopyingSetting(task=name), CopyingSetting(task=name, offsets=True, reach=4)),
+            settings=(CopyingSetting(task=name),),
             **{"width": 64, "batch": 32, "steps": steps, "rates": (1e-3, 3e-3), "evaluations": 8},
         ),
     }
 
 
 TITLES = {"copy": "Copy", "phone-book": "Phone book", "induction": "Induction", "needle": "Needle", "variables": "Variables"}
-STEPS = {"copy": 1000, "phone-book": 1000, "induction": 1000, "needle": 1000, "variables": 1000}
-COPYING: dict[str, Task] = {name: Copying(name, title, scales(name, STEPS[name])) for name, title in TITLES.items()}
+STEPS = 1000
+COPYING: dict[str, Task] = {
+    **{name: Copying(name, title, scales(name, STEPS)) for name, title in TITLES.items()},
+    **{
+        name + OFFSETS: Copying(name + OFFSETS, f"{title}, offsets", scales(name + OFFSETS, STEPS))
+        for name, title in TITLES.items()
+    },
+}

@@ -67,8 +67,8 @@ class ListOpsSetting(Sizes):
     def __post_init__(self) -> None:
         if not 1 <= self.shortest < self.seq_len - 1 or self.max_depth < 2 or self.max_args < 2:
             raise ValueError(
-                f"rows of {self.shortest} to {self.seq_len} tokens, depth {self.max_depth} and {self.max_args} arguments cannot "
-                "be drawn: lengths must increase, depth and arguments be at least 2"
+                f"rows of {self.shortest} to {self.seq_len} tokens, depth {self.max_depth} and {self.max_args} arguments "
+                "cannot be drawn: lengths must increase, depth and arguments be at least 2"
             )
 
 
