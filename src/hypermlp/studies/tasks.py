@@ -7,6 +7,7 @@ baselines, and the bytes that the model remembers of its longest row.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import inspect
@@ -15,12 +16,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from hypermlp.checks import choose_from
 from hypermlp.files import Record
 from hypermlp.mixers import own
 from hypermlp.mixers.base import Mixer
+from hypermlp.mixers.hyper import HyperGLU
+from hypermlp.mixers.lags import LagExtension, extend_layer, find_lags
 from hypermlp.models.budget import MatchedModel
 from hypermlp.studies import mad
 from hypermlp.studies.mad import PROTOCOLS, Protocol, TaskJob, TaskStudy
@@ -28,9 +32,10 @@ from hypermlp.studies.search import Search
 from hypermlp.studies.study import Study
 from hypermlp.studies.worker import RunContext, Work
 from hypermlp.tasks import TASKS, Task
-from hypermlp.tasks.base import SCALES
+from hypermlp.tasks.base import SCALES, Sets
 from hypermlp.tasks.mad import MAD
 
+WAYS: tuple[LagExtension, ...] = ("hold", "decay", "fresh")  # beside the window, which a layer with lags is by itself
 FAMILIES_OF_MAD = {"quick": "quick", "laptop": "laptop", "published": "full"}  # its scales under these names
 
 
@@ -46,6 +51,7 @@ class ScaledStudy(TaskStudy):
     own: tuple[str, ...] = ()
 
     kind: ClassVar[str] = "tasks"
+    since: ClassVar[tuple[str, ...]] = Study.since
     chosen: ClassVar[tuple[str, ...]] = ("tasks", "scale", "examples", "tests", "epochs", "changes", "own")
 
     @property
@@ -213,10 +219,37 @@ def train(job: TaskJob, context: RunContext | None = None) -> Record:
     model, record = mad.train_model(job, context)
     record["baselines"] = baselines(job.setting, job.seed)
     record["state_bytes"] = state_bytes(model, longest(job))
+    if record["metrics"] is not None and (ways := other_ways(job, model)):
+        record["ways"] = ways
     return record
 
 
-def longest(job: TaskJob) -> int:
+def evaluated(job: TaskJob) -> Sets:
+    return mad.load_data(job.setting, job.seed, True).test
+
+
+def longest(job: TaskJob, sets: Sets | None = None) -> int:
     """Tokens of the longest row that is evaluated."""
-    sets = mad.load_data(job.setting, job.seed, True).test
-    return max(rows.inputs.shape[1] for groups in sets.values() for rows in groups)
+    task = TASKS[job.setting.task]
+    return max(task.tokens(job.setting, rows) for groups in (sets or evaluated(job)).values() for rows in groups)
+
+
+def other_ways(job: TaskJob, model: nn.Module) -> Record:
+    """Way → scores on the sets with rows beyond the context of a layer with lags, which the model itself runs as a window."""
+    task = TASKS[job.setting.task]
+    sets = {name: groups for name, groups in evaluated(job).items() if longest(job, {name: groups}) > job.setting.seq_len}
+    if not sets or not any(isinstance(layer, HyperGLU) for layer in model.modules()):
+        return {}
+    found: Record = {}
+    for way in WAYS if find_lags(model) else WAYS[:1]:
+        torch.manual_seed(job.seed)
+        other = copy.deepcopy(model)
+        try:
+            for block in other.modules():
+                if isinstance(mixer := getattr(block, "mixer", None), HyperGLU):
+                    block.mixer = extend_layer(mixer, longest(job, sets), way)
+        except ValueError:
+            continue  # a layer that counts places instead of lags cannot be extended
+        scores = task.scores(other, evaluated(job), job.study.batch, job.setting, slices=True)
+        found[way] = {"sets": {name: scores["sets"][name][task.measure] for name in sets}}
+    return found
