@@ -66,6 +66,7 @@ SUBSTITUTES = {
 ELSEWHERE = {  # too long for here: which file runs it
     "hypermlp demo": ".ci/run",
     "hypermlp table1": "tests/test_cli.py",
+    "hypermlp table5": "tests/bench/test_table5.py",
     "hypermlp theory --page": "tests/report/test_theory_report.py",
     "pytest": ".ci/run",
     "ruff check": ".ci/run",

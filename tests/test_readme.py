@@ -10,6 +10,7 @@ from hypermlp.report.bench_tables import decode_markdown, layer_markdown, mixers
 from hypermlp.report.claims import verdicts_markdown
 from hypermlp.report.study import read_studies
 from hypermlp.report.table1 import table1_markdown, training_markdown
+from hypermlp.report.table5 import document_blocks, mark, read_folder
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -36,6 +37,16 @@ def test_the_figures_are_those_of_the_results() -> None:
     ):
         shown = table(json.loads((ROOT / "results" / "bench" / f"{name}.json").read_text())["rows"])
         assert shown in (ROOT / document).read_text(), f"{document} should print\n{shown}"
+
+
+def test_the_costs_are_those_of_the_results() -> None:
+    made = document_blocks(read_folder(ROOT / "results" / "table5"))
+    document = (ROOT / "docs" / "efficiency.md").read_text()
+    for name in re.findall(r"<!-- (?!end)(.*?) -->", document):
+        assert mark(name, made[name]) in document, (
+            f"docs/efficiency.md should print {name}; python docs/make_efficiency.py does it"
+        )
+    assert made["summary"] in README, "python docs/make_efficiency.py prints the README's sentence"
 
 
 def test_the_language_models_are_those_of_the_results() -> None:

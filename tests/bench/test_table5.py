@@ -29,7 +29,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A scale of milliseconds; processes of their own are tested with memory itself. Returns whose memory was measured."""
     measured: list[str] = []
 
-    def extra(case: Any, build: Any) -> memory.Extra:
+    def extra(case: Any, build: Any, repeats: int) -> memory.Extra:
         measured.append(case.name)
         build(case).train_step(build(case).input(1, case.time))
         return memory.Extra(10**6 * case.time, 2 * 10**6 * case.time, 1e-6 * case.time**2, 2e-6 * case.time**2)
@@ -113,8 +113,8 @@ def test_the_command_measures_and_shows_all_parts(tiny: list[str], tmp_path: Pat
 def test_long_contexts_are_shown_per_pair() -> None:
     found = {f"{name} {T}": {"forward": T, "training": 2 * T, "forward_seconds": T**2 / 1e9, "training_seconds": 0.0}
              for name in ("hyperglu", "sdpa") for T in (100, 200)}  # fmt: skip
-    lines = report.long_markdown({"memory": found, "rounds": [], "settings": {}}).splitlines()
-    assert lines[3] == "| HyperGLU | 200 | 0.00 | 1.99 | 0.00 | 0.00 | 0 | 1.00 |"
+    lines = report.long_markdown({"memory": found, "work": {}, "rounds": [], "settings": {}}).splitlines()
+    assert lines[3] == "| HyperGLU | 200 | 0.00 | 1.99 | 0.00 | 0.00 | – | 0 | 1.00 |"
 
 
 def test_a_wrong_system_is_not_timed(tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

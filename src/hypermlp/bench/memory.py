@@ -21,18 +21,20 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from hypermlp.bench import contestants
+from hypermlp.bench.timing import matmul_peak
 from hypermlp.errors import RunError
 
 MMAP_THRESHOLD, LARGE = -3, 64 * 1024  # mallopt's parameter and the bytes from which a block has a mapping of its own
 
 
 class Extra(NamedTuple):
-    """Bytes that a step needs at its peak, beyond the layer and its input, and how long the step took there."""
+    """Bytes that a step needs at its peak, beyond the layer and its input, and how long the step took there at its best."""
 
     forward: int
     training: int
     forward_seconds: float
     training_seconds: float
+    matmul: float = 0.0  # operations per second of matrix products in that process, between the steps; 0: on a GPU
 
 
 class Measured(Protocol):
@@ -43,33 +45,40 @@ class Measured(Protocol):
     def train_step(self, x: torch.Tensor) -> None: ...
 
 
-def extra(case: Any, build: Callable[[Any], Measured] = contestants.build) -> Extra:
-    """Of the contestant that `build` (a function of some module) makes from `case`, which has a name, a batch and a time."""
+def extra(case: Any, build: Callable[[Any], Measured] = contestants.build, repeats: int = 1) -> Extra:
+    """Of the contestant that `build` (a function of some module) makes from `case`, which has a name, a batch and a time.
+
+    repeats: how often each step is timed.
+    """
     forks = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
     context = multiprocessing.get_context("forkserver" if forks else "spawn")
     if forks:
         context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(1, mp_context=context) as process:
         try:
-            return process.submit(measure, case, build, torch.get_num_threads()).result()
+            return process.submit(measure, case, build, torch.get_num_threads(), repeats).result()
         except BrokenProcessPool:
             raise RunError(f"measuring the memory of {case.name} ended its process; is there enough memory?") from None
 
 
-def measure(case: Any, build: Callable[[Any], Measured], threads: int) -> Extra:
+def measure(case: Any, build: Callable[[Any], Measured], threads: int, repeats: int) -> Extra:
     torch.set_num_threads(threads)
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
         ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
     contestant = build(case)
-    found, seconds = [], []
+    found, seconds, matmul = [], [], 0.0
     for step in (contestant.forward, contestant.train_step):
         step(contestant.input(1, min(case.time, 64)))
         x = contestant.input(case.batch, case.time)
         rise = rise_on_gpu if x.is_cuda else rise_of_process
-        begin = time.perf_counter()
-        found.append(rise(step, x))
-        seconds.append(time.perf_counter() - begin)
-    return Extra(found[0], found[1], seconds[0], seconds[1])
+        tries = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            found.append(rise(step, x))
+            tries.append(time.perf_counter() - begin)
+        seconds.append(min(tries))
+        matmul = 0.0 if x.is_cuda else max(matmul, matmul_peak(rounds=3))
+    return Extra(found[0], found[repeats], seconds[0], seconds[1], matmul)
 
 
 def rise_of_process(step: Callable[[torch.Tensor], None], x: torch.Tensor) -> int:

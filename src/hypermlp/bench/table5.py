@@ -214,13 +214,13 @@ def take_rounds(record: Record, length: int, field: Field, rounds: int, tell: Te
         record.add(round={"time": length, "seconds": {name: seconds[name] for name in sorted(seconds)}})
 
 
-def take_memory(record: Record, cases: dict[str, Any], build: Callable[[Any], Any], tell: Tell) -> None:
+def take_memory(record: Record, cases: dict[str, Any], build: Callable[[Any], Any], tell: Tell, repeats: int = 1) -> None:
     """In a fresh process each."""
     for name, case in cases.items():
         key = entry(name, case.time)
         if key not in record.data["memory"]:
             tell(f"{case.time:,} tokens: memory of {name}, in a process of its own")
-            record.add(memory={key: memory.extra(case, build)._asdict()})
+            record.add(memory={key: memory.extra(case, build, repeats)._asdict()})
 
 
 # ---- parts ----
@@ -288,7 +288,7 @@ def run_long(out: Path, scale: str, names: Sequence[str], *, tell: Tell) -> Path
             record.data["work"][entry(name, case.time)] = found._asdict()
         for name in left_over(record, cases, 0) if length == s.long[0] else ():
             check(cases[name], device)
-        take_memory(record, cases, Layer, tell)
+        take_memory(record, cases, Layer, tell, repeats=len(s.long) - s.long.index(length))  # short ones are soon done
     return record.path
 
 

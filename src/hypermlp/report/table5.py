@@ -21,7 +21,7 @@ from hypermlp.files import read_json
 from hypermlp.report.bench_pictures import curves, exponent, key, look
 from hypermlp.report.document import document
 from hypermlp.report.markup import cell, table
-from hypermlp.report.style import log_axis, new_figure
+from hypermlp.report.style import new_figure
 from hypermlp.report.terminal import Column, tabulate
 
 Data = dict[str, Any]
@@ -150,7 +150,17 @@ def tables(data: Data, width: int) -> Iterator[Group]:
 
 
 def long_table(data: Data, width: int) -> Group:
-    heads = ("system", "tokens", "forward, s", "per pair, ns", "training, s", "per pair, ns", "memory, MB", "grows as T^")
+    heads = (
+        "system",
+        "tokens",
+        "forward, s",
+        "per pair, ns",
+        "training, s",
+        "per pair, ns",
+        "share of peak",
+        "memory, MB",
+        "T^",
+    )
     return tabulate(width, "long contexts, one layer", [Column(h) for h in heads], [list(row) for row in long_rows(data)])
 
 
@@ -163,8 +173,18 @@ def long_rows(data: Data) -> Iterator[tuple[str, ...]]:
             times = [found[f"{phase}_seconds"] for phase in PHASES]
             each = [f"{1e9 * seconds / flops.pairs(T):.2f}" for seconds in times]
             last = text(grows) if max(at) == T else ""
-            cells = (f"{times[0]:.2f}", each[0], f"{times[1]:.2f}", each[1], f"{found['training'] / 1e6:.0f}")
+            share = share_of_peak(data, name, T)
+            cells = (f"{times[0]:.2f}", each[0], f"{times[1]:.2f}", each[1], share, f"{found['training'] / 1e6:.0f}")
             yield SYSTEMS[name].title, f"{T:,}", *cells, last
+
+
+def share_of_peak(data: Data, name: str, T: int) -> str:
+    """Operations per second of a training step, by those of matrix products in the same process."""
+    found, work = data["memory"][entry(name, T)], data["work"].get(entry(name, T))
+    if not found.get("matmul") or work is None:
+        return NONE
+    needed = 2 * flops.TRAINING * data["settings"]["batch"] * (work["weights"] + work["mixing"])
+    return f"{needed / found['training_seconds'] / found['matmul']:.0%}"
 
 
 # ---- documents ----
@@ -242,8 +262,51 @@ def growth_rows(data: Data, name: str) -> list[Data]:
 
 
 def long_markdown(data: Data) -> str:
-    heads = ["layer", "tokens", "forward, s", "per pair, ns", "training, s", "per pair, ns", "memory, MB", "∝ T^"]
+    heads = [
+        "layer",
+        "tokens",
+        "forward, s",
+        "per pair, ns",
+        "training, s",
+        "per pair, ns",
+        "share of peak",
+        "memory, MB",
+        "∝ T^",
+    ]
     return markdown_table(heads, list(long_rows(data)))
+
+
+def summary(data: Data) -> str:
+    """The sentence that the README quotes: training steps of whole models relative to softmax attention's."""
+    s, latency, memory = data["settings"], QUANTITIES[2], QUANTITIES[4]
+    found = {
+        name: latency.cell(data, name, 1).ratio for name in names(data, list(SYSTEMS)) if name not in ("hyperglu", BASELINE)
+    }
+    rivals = ", ".join(f"{SYSTEMS[name].title} {text(ratio)}" for name, ratio in found.items())
+    ours, size = latency.cell(data, "hyperglu", 1).ratio, memory.cell(data, "hyperglu", 1).ratio
+    size_text = f"{s['depth']} layers, batch {s['batch']} × {s['time']} tokens, {s['threads']} threads"
+    return (
+        f"As a whole GPT-2 ({size_text}) a training step with HyperGLU takes {text(ours)} of the time and {text(size)} of the "
+        f"memory that softmax attention on SDPA with 12 heads takes; of the time, {rivals} "
+        "(`hypermlp table5`, [what each system costs](docs/efficiency.md))."
+    )
+
+
+def mark(name: str, block: str) -> str:
+    """A block of a document between its marks."""
+    return f"<!-- {name} -->\n\n{block}\n\n<!-- end -->"
+
+
+def document_blocks(records: dict[str, Data]) -> dict[str, str]:
+    """What docs/efficiency.md prints, by the names of its blocks."""
+    writers = {"model": model_markdown, "growth": growth_markdown, "long": long_markdown}
+    made = {name: writers[name.split("-")[0]](data) for name, data in records.items()}
+    if "model-paper" in records:
+        made |= {"work": work_markdown(records["model-paper"]), "summary": summary(records["model-paper"])}
+    for name, data in records.items():
+        if name.startswith("model"):
+            made[f"about {name}"] = about(data) + "."
+    return made
 
 
 # ---- the picture ----
@@ -279,8 +342,7 @@ def draw_trade(ax: Any, data: Data) -> None:
         own = look(name, place)
         ax.scatter(x, y, color=own.colour, marker=own.marker, s=40, zorder=3)
         ax.annotate(SYSTEMS[name].title, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8)
-    log_axis(ax.xaxis, [x for x, _ in points.values()])
-    log_axis(ax.yaxis, [y for _, y in points.values()])
+    ax.margins(x=0.15, y=0.1)  # room for the names
     s = data["settings"]
     title = f"Training step of a GPT-2, {s['depth']} layers, width {s['width']}, {s['batch']} × {s['time']} tokens"
     ax.set(title=title, xlabel="milliseconds (left is better)", ylabel="peak memory, GB (lower is better)")
