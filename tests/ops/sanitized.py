@@ -13,13 +13,33 @@ import torch
 
 from hypermlp import HyperGLU, HyperGLUConfig
 from hypermlp.mixers import build_mixer
+from hypermlp.ops import native
 from hypermlp.ops.native import build
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g1")
 build.FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS) + SANITIZERS
 
 
+def layer_of_whole_panels(draw: random.Random) -> HyperGLU:
+    """Its projections go by blocks of rows."""
+    layer = HyperGLU(
+        n_embd=draw.choice([32, 64]),
+        n_head=2,
+        block_size=draw.choice([7, 150]),
+        qk_rank=64,
+        vo_rank=64,
+        conv_kernel_size=draw.choice([1, 2, 4, 5]),
+        use_kv_conv=draw.random() < 0.8,
+        use_vo_gate=draw.random() < 0.8,
+        bias=draw.random() < 0.3,
+    )
+    assert native.fits(torch.empty(1, 1, layer.width), layer._weights().weights)
+    return layer
+
+
 def random_layer(draw: random.Random) -> HyperGLU:
+    if draw.random() < 0.25:
+        return layer_of_whole_panels(draw)
     n_head = draw.choice([1, 2, 3])
     parts = "use_kv_conv use_qk_gate use_vo_gate use_op1 use_op2 op1_use_diag op2_use_diag"
     names = f"{parts} op1_per_head op2_per_head op1_shortcut op2_shortcut".split()
@@ -30,8 +50,8 @@ def random_layer(draw: random.Random) -> HyperGLU:
         block_size=draw.choice([1, 2, 7, 40, 150]),
         attn_kind=draw.choice(["glu", "relu"]),
         attn_norm=draw.choice(["out_scale", "none"]),
-        qk_rank=2 * n_head * draw.choice([1, 2, 9, 17]),
-        vo_rank=n_head * draw.choice([1, 3, 16, 33]),
+        qk_rank=2 * n_head * draw.choice([1, 2, 9, 16, 17]),
+        vo_rank=n_head * draw.choice([1, 3, 16, 32, 33]),
         conv_kernel_size=draw.choice([1, 2, 4, 5]),
         op1_rank=draw.choice([1, 3, 16, 17, 40]),
         op2_rank=draw.choice([1, 3, 16, 17, 40]),

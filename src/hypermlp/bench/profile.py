@@ -16,6 +16,7 @@ GROUPS = {
     "hypermlp::hm_forward": "mixing",
     "hypermlp::hm_backward": "mixing",
     "scaled_dot_product": "mixing",
+    "hypermlp::hm_project": "projections",
     "hypermlp": "convolutions and gates",
     "mm": "projections",
     "matmul": "projections",
