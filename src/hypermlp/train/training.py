@@ -118,7 +118,10 @@ class Training:
 
     def seed(self, number: int) -> None:
         """Of the random numbers within an update. (torch.manual_seed keeps a list of calls for GPUs that are never used.)"""
-        (torch.default_generator if self.world.device.type == "cpu" else torch).manual_seed(number)
+        if self.world.device.type == "cpu":
+            torch.default_generator.manual_seed(number)
+        else:
+            torch.manual_seed(number)
 
     def clip(self) -> float:
         """The norm of the gradient before it is clipped."""
