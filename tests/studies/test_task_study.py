@@ -135,12 +135,9 @@ def test_names_families_and_scales() -> None:
     assert study.search is not None
 
 
-@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.family not in ("mad", "own")])
-def test_every_task_can_be_run_at_every_scale(name: str) -> None:
-    """As far as settings and models: nothing is trained."""
-    for scale in tasks.SCALES:
-        (study,) = scaled_studies([name], scale).values()
-        for key, setting in study.settings().items():
-            assert key == setting.key
-            assert dataclasses.is_dataclass(setting)
-            assert study.match(setting, ["hyperglu"])["hyperglu"].parameters > 0
+def test_every_task_has_settings_at_every_scale() -> None:
+    for name, task in TASKS.items():
+        if task.family not in ("mad", "own"):
+            for scale in tasks.SCALES:
+                (study,) = scaled_studies([name], scale).values()
+                assert all(key == setting.key and setting.task == name for key, setting in study.settings().items())

@@ -182,7 +182,7 @@ def scaled_studies(
                 solved=numbers.solved,
                 own=place,
                 init=choose_init(init, scale),
-                search=Search(rates=rates, rungs=(0.3, 1.0), widen=1) if searched else None,
+                search=Search(rates=rates, rungs=(0.3, 1.0), keep=0.33, widen=1) if searched else None,
                 width=width or numbers.width,
                 depth=depth or numbers.depth,
                 batch=batch or numbers.batch,

@@ -113,7 +113,7 @@ FORGETTING = Mix(
 )
 MIXES: dict[str, Mix] = {
     "small": Mix(
-        (Segment(32, 4), Segment(64, 8), Segment(64, 16, 2)),
+        (Segment(32, 4), Segment(64, 8), Segment(64, 16), Segment(128, 32)),
         tuple(Segment(*pair) for pair in ((32, 4), (64, 8), (64, 16), (128, 32))),
     ),
     "small-forgetting": Mix(
@@ -140,7 +140,7 @@ class MqarSetting(Sizes):
 
     task: str = "mqar"
     vocab_size: int = 512
-    seq_len: int = 64  # of the longest training row; longer ones show what a layer does beyond
+    seq_len: int = 128  # of the longest training row; longer ones show what a layer does beyond
     num_train: int = 8192
     num_test: int = 512
     mix: str = "small"
@@ -259,7 +259,7 @@ def join_lengths(groups: Sequence[Rows]) -> list[Rows]:
 
 BASED_RATES = tuple(float(f"{10**power:.2g}") for power in (-3, -2.5, -2, -1.5))
 SMALL = MqarSetting()
-FORGETS = MqarSetting(task="mqar-forgetting", mix="small-forgetting", noise=False)
+FORGETS = MqarSetting(task="mqar-forgetting", mix="small-forgetting", seq_len=64, noise=False)
 
 
 def scales(small: MqarSetting, tiny: str, published: MqarSetting) -> dict[str, Scale]:
@@ -269,7 +269,7 @@ def scales(small: MqarSetting, tiny: str, published: MqarSetting) -> dict[str, S
     quick = dataclasses.replace(small, mix=tiny, seq_len=32, vocab_size=64, num_train=2048, num_test=128)
     return {
         "quick": Scale(settings=(quick,), width=32, batch=32, steps=300, rates=(3e-3,), evaluations=6),
-        "laptop": Scale(settings=(small,), width=64, batch=64, steps=800, rates=(1e-3, 3e-3, 1e-2)),
+        "laptop": Scale(settings=(small,), width=64, batch=64, steps=600, rates=(1e-3, 3e-3, 1e-2)),
         "published": full(published, width=128, batch=256, steps=32 * 704, rates=BASED_RATES),
     }
 

@@ -362,7 +362,9 @@ def language_scales(baseline: LanguageSetting) -> dict[str, Scale]:
     decays = (0.0,) if baseline.task == "parity" else (0.1,)
     return {
         "quick": Scale(settings=(quick,), width=32, batch=32, steps=300, rates=(3e-3,), decays=decays, evaluations=6),
-        "laptop": Scale(settings=(laptop,), width=64, batch=64, steps=2000, rates=(1e-3, 3e-3, 1e-2), decays=decays),
+        "laptop": Scale(
+            settings=(laptop,), width=64, batch=64, steps=2000, rates=(1e-3, 3e-3, 1e-2), decays=decays, evaluations=8
+        ),
         "published": Scale(
             settings=(dataclasses.replace(baseline, num_test=8192), dataclasses.replace(placed, num_test=8192)),
             width=128,
@@ -379,7 +381,7 @@ GroupWords.scales = {
     "quick": Scale(
         settings=(word_setting("Z2", length=8, tested=16, seq_len=9, num_train=448, num_test=100),), width=32, steps=200
     ),
-    "laptop": Scale(settings=(word_setting("S3"),), width=64, batch=64, steps=1200, rates=(1e-3, 3e-3, 1e-2), decays=(0.0,)),
+    "laptop": Scale(settings=(word_setting("S3"),), width=64, batch=64, steps=2000, rates=(1e-3, 3e-3, 1e-2), decays=(0.0,)),
     "published": Scale(
         settings=tuple(word_setting(group, length=128, tested=512, seq_len=129, num_train=99_949) for group in GROUPS[1:]),
         width=128,
