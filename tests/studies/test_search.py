@@ -1,6 +1,7 @@
 """The search: halving, ties, ends of the grid, and that it needs nothing but the records to go on."""
 
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -177,12 +178,19 @@ def timeless(records: Any) -> list[dict[str, Any]]:
     return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]], Here]:
+    """The study, run at once."""
+    out, here = tmp_path_factory.mktemp("undisturbed"), Here()
+    with pytest.MonkeyPatch.context() as patch:
+        return out, run_here(STUDY, out, patch, here), here
+
+
 def test_a_study_searches_then_trains_with_fresh_seeds_and_resumes_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Any
 ) -> None:
-    whole = Here()
-    records = run_here(STUDY, tmp_path / "a", monkeypatch, whole)
-    lines, _ = read_lines(tmp_path / "a" / "runs.jsonl")
+    out, records, whole = undisturbed
+    lines, _ = read_lines(out / "runs.jsonl")
     trials = [line for line in lines if line["phase"] == "search"]
     assert whole.phases[:2] == ["search, to 25% of the steps", "search, to 100% of the steps"]
     assert whole.phases[-1] == "final"
@@ -192,7 +200,7 @@ def test_a_study_searches_then_trains_with_fresh_seeds_and_resumes_anywhere(
     assert all("metrics" not in trial for trial in trials)  # the test set is looked at by the runs that count alone
     assert all(trial["score"] == trial["curve"][-1]["loss"] for trial in trials)
     assert {record["lr"] for record in records} == {0.01} or len(trials) > 3
-    assert list((tmp_path / "a" / "checkpoints").glob("*/*")) == []
+    assert list((out / "checkpoints").glob("*/*")) == []
     for _ in lines[1:]:  # stopped after every run
         with pytest.raises(KeyboardInterrupt):
             run_here(STUDY, tmp_path / "b", monkeypatch, Here(1))
@@ -201,18 +209,17 @@ def test_a_study_searches_then_trains_with_fresh_seeds_and_resumes_anywhere(
     assert timeless(read_lines(tmp_path / "b" / "runs.jsonl")[0]) == timeless(lines)
 
 
-def test_a_killed_worker_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = run_here(STUDY, tmp_path / "a", monkeypatch, Here())
-    assert timeless(run_here(STUDY, tmp_path / "b", monkeypatch, Here(accidents=2))) == timeless(plain)
+def test_a_killed_worker_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Any) -> None:
+    assert timeless(run_here(STUDY, tmp_path, monkeypatch, Here(accidents=2))) == timeless(undisturbed[1])
 
 
-def test_the_page_and_the_terminal_tell_of_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_here(STUDY, tmp_path, monkeypatch, Here(), ("S", "R"))
+def test_the_page_and_the_terminal_tell_of_the_search(tmp_path: Path, undisturbed: Any) -> None:
+    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
     (study,) = read_studies(tmp_path)
     assert study.seeds == [0, 1]
-    assert {mixer for mixer, _ in study.searches} == {"S", "R"}
+    assert {mixer for mixer, _ in study.searches} == {"S"}
     text = write_report(tmp_path).read_text()
-    assert "2 searches." in text
+    assert "1 search." in text
     assert 'class="chosen"' in text
     trial = study.searched[0]
     assert f"search, validation loss {trial['score']:.4f} after 3 steps" in told(trial)
@@ -250,7 +257,7 @@ def test_allocations_of_ranks_are_searched_at_equal_parameters(tmp_path: Path, m
         ["R-cg-q"],
         ["gla"],
     ]
-    study = replace(STUDY, search=search)
+    study = replace(STUDY, search=search, steps={"memorization": 2}, changes={"memorization": {"vocab_size": 16, "seq_len": 4}})
     records = run_here(study, tmp_path, monkeypatch, Here(), ("hyperglu", "S"))
     lines, _ = read_lines(tmp_path / "runs.jsonl")
     tried = {(line["mixer"], line["lr"]): line for line in lines if line["phase"] == "search"}
