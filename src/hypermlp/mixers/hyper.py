@@ -63,7 +63,9 @@ class SequenceMixing(nn.Module):
 
     def forward(self, control: Tensor) -> ops.Mixing:
         """operator, in a forward so that hooks which bring offloaded parameters run."""
-        A, B, diag = self.A, self.B, self.diag
+        A: Tensor = self.A
+        B: Tensor = self.B
+        diag: Tensor | None = self.diag
         if A.shape[0] != self.heads:
             A, B = A.expand(self.heads, -1, -1), B.expand(self.heads, -1, -1)
             diag = None if diag is None else diag.expand(self.heads, -1)

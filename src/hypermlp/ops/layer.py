@@ -85,7 +85,7 @@ def project(x: Tensor, weights: Projections, position: Tensor | None, history: T
         return compute_projections(x, weights, position, history, use)[1]
     assert history is None, "for inference only"
     made = Project.apply(x, position, use, *weights)
-    return Projected(*made) if weights.gate_vo is not None else Projected(*made, gate_vo=None)
+    return Projected._make(made if weights.gate_vo is not None else (*made, None))
 
 
 def compute_projections(
@@ -120,6 +120,7 @@ class Project(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *d: Tensor) -> tuple[Any, ...]:
         x, position, y, *weights = ctx.saved_tensors
+        found: Sequence[Tensor | None]
         if torch.is_grad_enabled():
 
             def plain(x: Tensor, *weights: Tensor | None) -> tuple[Tensor, ...]:
@@ -167,7 +168,8 @@ def project_backward(
         found |= zip(Projections._fields[:4], (d_y.T @ flat(x)).split(w.sizes), strict=True)
     if any(wanted[7:11]):
         found |= zip(Projections._fields[7:11], d_y.sum(0).split(w.sizes), strict=True)
-    return d_x.view(x.shape), Projections(*(g if want else None for g, want in zip(found.values(), wanted, strict=True)))  # type: ignore[arg-type]
+    kept = (g if want else None for g, want in zip(found.values(), wanted, strict=True))
+    return d_x.view(x.shape), Projections._make(kept)
 
 
 def blocks_backward(
@@ -175,7 +177,7 @@ def blocks_backward(
 ) -> tuple[Tensor, Projections]:
     """project_backward in one call."""
     d_q, d_s1, d_s2, d_k, d_v, *d_gate = d
-    d_out = (d_q, None, d_s1, d_s2, d_k, d_v, *(d_gate or [None]))
+    d_out = (d_q, None, d_s1, d_s2, d_k, d_v, d_gate[0] if d_gate else None)
     which = cast("Any", (wanted.weights, wanted.biases))
     d_x, *found = native.project_backward(d_out, y, x, position, w.weights, w.convs, *which)
     return d_x, Projections(*cast("Any", (g for group in found for g in group)))

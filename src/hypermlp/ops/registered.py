@@ -170,8 +170,9 @@ def register(
         @staticmethod
         def forward(ctx: Any, spec: Spec, chunk: int | None, *tensors: Tensor | None) -> Tensor:
             ctx.options = (spec, chunk)
-            with no_autocast(tensors[0]):
-                made = forward(Inputs._make(tensors), spec, chunk)
+            inputs = Inputs._make(tensors)
+            with no_autocast(inputs.q):
+                made = forward(inputs, spec, chunk)
             ctx.save_for_backward(*made, *tensors)
             return made[0]
 

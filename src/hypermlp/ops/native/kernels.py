@@ -51,7 +51,7 @@ class Passed(NamedTuple):
             spans = inputs.spans.to("cpu", torch.int64)
             spans = spans[spans[:, 2] > spans[:, 1]].contiguous()
         laid_out = (None if x is None else layout(x) for layout, x in zip(LAYOUTS, inputs.differentiable, strict=True))
-        t = Inputs(*laid_out, spans)
+        t = Inputs._make((*laid_out, spans))
         a = Arguments(t.q.shape[0], t.q.shape[1], t.k.shape[1], t.v.shape[2], t.q.shape[2], t.q.shape[3], t.v.shape[3])
         a.R1 = 0 if t.left1 is None else t.left1.shape[2]
         a.R2 = 0 if t.left2 is None else t.left2.shape[2]
