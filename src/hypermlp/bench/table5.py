@@ -77,8 +77,11 @@ class ModelCase:
 
     def network(self) -> LanguageModel:
         """GPT-2 of this size with the system in the place of attention; the head is the embedding."""
-        sizes = {"vocabulary": self.vocabulary, "width": self.width, "depth": self.depth, "length": self.time}
-        net = LanguageModel(ModelConfig(**sizes, mixer="softmax", style="gpt2"))
+        net = LanguageModel(
+            ModelConfig(
+                vocabulary=self.vocabulary, width=self.width, depth=self.depth, length=self.time, mixer="softmax", style="gpt2"
+            )
+        )
         for block in net.blocks:
             assert isinstance(block, Block)
             block.mixer = SYSTEMS[self.name].build(self.width, self.time)

@@ -71,7 +71,7 @@ def fill(model: nn.Module, trained: Mapping[str, Tensor], lag_extension: LagExte
         else:
             check_extension(name, *lags[name], lag_extension)
             tensor[:, tensor.shape[1] - old.shape[1] :] = old
-            if lag_extension != "fresh":
+            if lag_extension not in (None, "fresh"):
                 mixing = lags[name][1]
                 unit = float(mixing.shortcut) if name.endswith("diag") else 0.0  # D = shortcut + diag
                 tensor[:, : tensor.shape[1] - old.shape[1]] = further(old, tensor.shape[1], unit, lag_extension)

@@ -127,11 +127,11 @@ class Project(torch.autograd.Function):
                 made = compute_projections(x, Projections(*cast("Any", weights)), position, None, "")[1]
                 return tuple(t for t in made if t is not None)
 
-            d_x, *found = gradients_with_graph(plain, (x, *weights), d)
-        else:
-            wanted, w = Projections(*ctx.needs_input_grad[3:]), Projections(*weights)
-            by_blocks = ctx.use == "native" and native.fits(x, w.weights)
-            d_x, found = (blocks_backward if by_blocks else project_backward)(d, x, position, y, w, wanted, ctx.use)
+            d_x, *plainly = gradients_with_graph(plain, (x, *weights), d)
+            return (d_x, None, None, *plainly)
+        wanted, w = Projections(*ctx.needs_input_grad[3:]), Projections(*weights)
+        by_blocks = ctx.use == "native" and native.fits(x, w.weights)
+        d_x, found = (blocks_backward if by_blocks else project_backward)(d, x, position, y, w, wanted, ctx.use)
         return (d_x, None, None, *found)
 
 

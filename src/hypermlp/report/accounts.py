@@ -73,7 +73,7 @@ def mixer_parameters(study: Study, record: Record) -> int | None:
     try:
         with torch.device("meta"):
             return count_parameters(
-                build_mixer(record.get("variant", record["mixer"]), plan["width"], length, record.get("size"))
+                build_mixer(str(record.get("variant", record["mixer"])), plan["width"], length, record.get("size"))
             )
     except ValueError:
         return None

@@ -30,8 +30,8 @@ def show(console: Console, task: Task, count: int, seed: int) -> None:
     setting = dataclasses.replace(task.shown, num_test=count)
     console.print(Text(task.name, style="bold"), task.question, sep=": ", highlight=False)
     if lines := task.sketch(setting, count, seed):
-        for line in lines:
-            console.print(line, highlight=False, markup=False)
+        for sketched in lines:
+            console.print(sketched, highlight=False, markup=False)
         return
     console.print(legend(task, setting))
     for name, groups in task.evaluation(setting, seed, "test").items():

@@ -133,8 +133,8 @@ def tables(data: Data, width: int) -> Iterator[Group]:
     found = names(data, list(SYSTEMS))
     for quantity in QUANTITIES:
         heads = [Column("system", left=True)]
-        for phase in PHASES:
-            heads += [Column(phase, starts=True), Column("÷ SDPA"), Column("paper"), Column("÷ Flash")]
+        for title in PHASES:
+            heads += [Column(title, starts=True), Column("÷ SDPA"), Column("paper"), Column("÷ Flash")]
         if quantity.title == "FLOPs per token":
             heads.append(Column("seen by the paper's counter"))
         rows = []

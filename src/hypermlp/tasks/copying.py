@@ -368,7 +368,11 @@ def scales(name: str, steps: int) -> dict[str, Scale]:
         "quick": Scale(settings=(tiny,), width=32, batch=32, steps=200, rates=(3e-3,), evaluations=4),
         "laptop": Scale(
             settings=(CopyingSetting(task=name),),
-            **{"width": 64, "batch": 32, "steps": steps, "rates": (1e-3, 3e-3), "evaluations": 8},
+            width=64,
+            batch=32,
+            steps=steps,
+            rates=(1e-3, 3e-3),
+            evaluations=8,
         ),
     }
 

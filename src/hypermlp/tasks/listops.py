@@ -48,7 +48,7 @@ def draw_tree(stream: random.Random, max_depth: int, max_args: int, depth: int =
 def operate(operator: int, values: Sequence[int]) -> int:
     if operator == MED:
         return int(np.median(values))
-    return {MIN: min, MAX: max, SM: lambda v: sum(v) % 10}[operator](values)
+    return sum(values) % 10 if operator == SM else min(values) if operator == MIN else max(values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +154,21 @@ def as_rows(trees: Sequence[Tree]) -> list[Rows]:
 ListOps.scales = {
     "quick": Scale(
         settings=(ListOpsSetting(seq_len=40, shortest=5, max_depth=3, max_args=4, num_train=2000, num_test=400),),
-        **{"width": 32, "batch": 32, "steps": 200, "rates": (3e-3,), "evaluations": 4},
+        width=32,
+        batch=32,
+        steps=200,
+        rates=(3e-3,),
+        evaluations=4,
     ),
     "laptop": Scale(settings=(ListOpsSetting(num_train=16_000, num_test=1000),), steps=1000, rates=(1e-3, 3e-3), evaluations=8),
     "published": Scale(
         settings=(ListOpsSetting(seq_len=2000, shortest=500, max_depth=10, num_train=96_000),),
-        **{"width": 512, "depth": 4, "batch": 32, "steps": 5000, "rates": (3e-4, 1e-3), "evaluations": 10},
+        width=512,
+        depth=4,
+        batch=32,
+        steps=5000,
+        rates=(3e-4, 1e-3),
+        evaluations=10,
     ),
 }
 LISTOPS: dict[str, Task] = {"listops": ListOps()}

@@ -137,7 +137,7 @@ class NextPixel(Pixels):
         by_place = np.ones((64, 1, setting.vocab_size))
         by_pair = np.ones((64, setting.vocab_size, setting.vocab_size))
         for inputs, targets in zip(train.inputs, train.targets, strict=True):
-            np.add.at(by_place, (np.arange(64), 0, targets), 1)
+            np.add.at(by_place[:, 0], (np.arange(64), targets), 1)
             np.add.at(by_pair, (np.arange(64), inputs, targets), 1)
         tables = {"shades by place": by_place[places, 0], "shades by place and pixel before": by_pair[places, test.inputs]}
         found = {}

@@ -90,7 +90,8 @@ class HyperPreTrainedModel(PreTrainedModel):
             raise ValueError("a model is extended on one device and unquantised; load it without device_map and quantization")
         check_longer("length", length, self.config.length)
         like = next(self.parameters())
-        new = type(self)(HyperConfig.from_dict({**self.config.to_dict(), "length": length})).to(like.device, like.dtype)
+        new: Any = type(self)(HyperConfig.from_dict({**self.config.to_dict(), "length": length}))
+        new.to(like.device, like.dtype)
         fill(new, self.state_dict(), lag_extension)
         return new.train(self.training)
 
