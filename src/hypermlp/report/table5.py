@@ -18,7 +18,7 @@ from hypermlp.bench.record import PHASES, entry, lengths, names, timings
 from hypermlp.bench.systems import BASELINE, SYSTEMS
 from hypermlp.experiments.paper import TABLE5, Table5Row
 from hypermlp.files import read_json
-from hypermlp.report.bench_pictures import curves, exponent, key, look
+from hypermlp.report.bench_pictures import LOOKS, curves, exponent, key, look
 from hypermlp.report.document import document
 from hypermlp.report.markup import cell, table
 from hypermlp.report.style import new_figure
@@ -338,11 +338,11 @@ def draw_trade(ax: Any, data: Data) -> None:
         seconds, size = seconds_of(data, name, 1), peak_bytes(data, name, 1)
         if seconds is not None and size is not None:
             points[name] = (1e3 * seconds, size / 1e9)
-    for place, (name, (x, y)) in enumerate(points.items()):
-        own = look(name, place)
-        ax.scatter(x, y, color=own.colour, marker=own.marker, s=40, zorder=3)
-        ax.annotate(SYSTEMS[name].title, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8)
-    ax.margins(x=0.15, y=0.1)  # room for the names
+    others = [name for name in points if name not in LOOKS]
+    for name, (x, y) in sorted(points.items(), key=lambda item: item[1]):
+        own = look(name, others.index(name) if name in others else 0)
+        ax.plot(x, y, color=own.colour, marker=own.marker, ms=6.5, ls="", label=SYSTEMS[name].title)
+    key(ax, "from the fastest to the slowest")
     s = data["settings"]
     title = f"Training step of a GPT-2, {s['depth']} layers, width {s['width']}, {s['batch']} × {s['time']} tokens"
     ax.set(title=title, xlabel="milliseconds (left is better)", ylabel="peak memory, GB (lower is better)")
