@@ -205,47 +205,85 @@ class Kind(NamedTuple):
     description: str
 
 
+def same(tokens: int) -> int:
+    return tokens
+
+
 KINDS: dict[str, Kind] = {
     "copy": Kind(
-        *(copy_rows, solve_copy, 29, (4, 16), lambda n: 2 * n + 2, "row", (), "letters"),
-        *({"data": range(LETTERS), "copy": (BOS, BAR, END)}, 8),
-        "A string of letters, to be written down again; a row counts if all of it is right.",
+        draw=copy_rows,
+        solve=solve_copy,
+        vocabulary=29,
+        sizes=(4, 16),
+        length=lambda n: 2 * n + 2,
+        unit="row",
+        slices=(),
+        what="letters",
+        roles={"data": range(LETTERS), "copy": (BOS, BAR, END)},
+        shown=8,
+        description="A string of letters, to be written down again; a row counts if all of it is right.",
     ),
     "phone-book": Kind(
-        *(phone_rows, solve_phone, 75, (4, 8), lambda n: 7 * n + 7, "row", (), "entries"),
-        *({"key": range(2 * NAMES), "value": range(2 * NAMES, ASK), "copy": (ASK,)}, 3),
-        "Names of two symbols and numbers of five digits; one name's number is asked for, and counts if all of it is right.",
+        draw=phone_rows,
+        solve=solve_phone,
+        vocabulary=75,
+        sizes=(4, 8),
+        length=lambda n: 7 * n + 7,
+        unit="row",
+        slices=(),
+        what="entries",
+        roles={"key": range(2 * NAMES), "value": range(2 * NAMES, ASK), "copy": (ASK,)},
+        shown=3,
+        description="Names of two symbols and numbers of five digits; one name's number is asked for, all of it.",
     ),
     "induction": Kind(
-        *(induction_rows, solve_induction, 17, (64, 64), lambda n: n, "token", ("depth",), "tokens"),
-        *({"data": range(ALPHABET), "copy": (SPECIAL,)}, 16),
-        "What followed the special token when it came first? Only the last token is scored.",
+        draw=induction_rows,
+        solve=solve_induction,
+        vocabulary=17,
+        sizes=(64, 64),
+        length=same,
+        unit="token",
+        slices=("depth",),
+        what="tokens",
+        roles={"data": range(ALPHABET), "copy": (SPECIAL,)},
+        shown=16,
+        description="What followed the special token when it came first? Only the last token is scored.",
     ),
     "needle": Kind(
-        *(needle_rows, solve_needle, 81, (64, 64), lambda n: n, "token", ("needles", "depth"), "tokens"),
-        *(
-            {
-                "key": range(KEYS),
-                "value": range(KEYS, KEYS + VALUES),
-                "noise": range(KEYS + VALUES, QUERY),
-                "copy": (QUERY,),
-            },
-            24,
-        ),
-        "One, four or sixteen pairs of a key and a value among noise; then keys are asked for.",
+        draw=needle_rows,
+        solve=solve_needle,
+        vocabulary=81,
+        sizes=(64, 64),
+        length=same,
+        unit="token",
+        slices=("needles", "depth"),
+        what="tokens",
+        roles={
+            "key": range(KEYS),
+            "value": range(KEYS, KEYS + VALUES),
+            "noise": range(KEYS + VALUES, QUERY),
+            "copy": (QUERY,),
+        },
+        shown=24,
+        description="One, four or sixteen pairs of a key and a value among noise; then keys are asked for.",
     ),
     "variables": Kind(
-        *(variable_rows, solve_variable, 66, (64, 64), lambda n: n, "token", ("hops",), "tokens"),
-        *(
-            {
-                "key": range(VARIABLES),
-                "value": range(VARIABLES, VARIABLES + CONSTANTS),
-                "noise": range(VARIABLES + CONSTANTS, EQUALS),
-                "operator": (EQUALS, WHAT),
-            },
-            32,
-        ),
-        "Chains of assignments among noise: which value does a variable hold, one to four steps away?",
+        draw=variable_rows,
+        solve=solve_variable,
+        vocabulary=66,
+        sizes=(64, 64),
+        length=same,
+        unit="token",
+        slices=("hops",),
+        what="tokens",
+        roles={
+            "key": range(VARIABLES),
+            "value": range(VARIABLES, VARIABLES + CONSTANTS),
+            "noise": range(VARIABLES + CONSTANTS, EQUALS),
+            "operator": (EQUALS, WHAT),
+        },
+        shown=32,
+        description="Chains of assignments among noise: which value does a variable hold, one to four steps away?",
     ),
 }
 OFFSETS = "-offsets"  # how the names of tasks end that train every lag
@@ -351,7 +389,8 @@ def behind(rows: Rows, blank: int, offset: int) -> Rows:
     """The rows with `offset` blanks in front."""
     front = ((0, 0), (offset, 0))
     inputs = np.pad(rows.inputs, front, constant_values=blank)
-    return Rows(inputs, np.pad(rows.targets, front, constant_values=IGNORED), rows.facts)
+    facts = {name: fact if fact.ndim == 1 else np.pad(fact, front) for name, fact in rows.facts.items()}
+    return Rows(inputs, np.pad(rows.targets, front, constant_values=IGNORED), facts)
 
 
 def last_of(inputs: Ints, values: Ints) -> Ints:
