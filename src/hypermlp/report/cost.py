@@ -18,9 +18,9 @@ def show_costs(console: Console, costs: Sequence[Cost], workers: int) -> None:
     heads = [Column("mixer"), *(Column(title(setting)) for setting in settings), Column("core hours")]
     rows = []
     for mixer in dict.fromkeys(cost.mixer for cost in costs):
-        own = [found[mixer, setting] for setting in settings]
-        hours = sum(cost.seconds for cost in own) / 3600
-        rows.append([mixer, *(f"{1000 * cost.per_step:.0f}" for cost in own), f"{hours:.2f}"])
+        own = [found.get((mixer, setting)) for setting in settings]
+        hours = sum(cost.seconds for cost in own if cost is not None) / 3600
+        rows.append([mixer, *("" if cost is None else f"{1000 * cost.per_step:.0f}" for cost in own), f"{hours:.2f}"])
     for name, value in (
         ("steps", lambda cost: f"{cost.steps}"),
         ("whole runs each", lambda cost: f"{cost.runs:.2f}"),
