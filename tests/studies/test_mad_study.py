@@ -441,7 +441,7 @@ def test_the_terminal_shows_progress_and_accuracies(tmp_path: Path) -> None:
     screen.done(record)
     screen.done({"key": "other", **job.identity, "error": "the worker was ended by SIGKILL"})
     shown = console.file.getvalue()
-    assert "softmax (Softmax with RoPE), memorisation" in shown
+    assert "softmax (Softmax with RoPE), Memorisation" in shown
     assert "5/10" in shown
     assert "1.500" in shown
     assert job.key not in shown  # words, not keys

@@ -93,23 +93,21 @@ MIXERS: dict[str, Entry] = {
     "rwkv7": Entry(lambda d, n, s: RWKV7(d, value_width=s), "RWKV-7", "Peng et al.", 2025),
     "mamba": Entry(lambda d, n, s: Mamba(d, value_width=s), "Mamba", "Gu and Dao", 2023, "inner width"),
     "mamba2": Entry(lambda d, n, s: Mamba2(d, value_width=s), "Mamba-2", "Dao and Gu", 2024, "inner width"),
-    "hyperglu_normed": Entry(
-        hyper_normed, "HyperGLU, normed readout, swish gate", "ours", 2026, "qk_rank", 4, variant_of="hyperglu", init=True
-    ),
+    "hyperglu_normed": Entry(hyper_normed, "HyperGLU, normed", "ours", 2026, "qk_rank", 4, variant_of="hyperglu", init=True),
     # Transitions with eigenvalues down to −1, as state tracking needs them
     "deltanet_neg": Entry(
         lambda d, n, s: DeltaNet(d, value_width=s, negative=True),
-        *("DeltaNet, negative eigenvalues", "Grazzi et al.", 2025),
+        *("DeltaNet, negative", "Grazzi et al.", 2025),
         variant_of="deltanet",
     ),
     "gated_deltanet_neg": Entry(
         lambda d, n, s: GatedDeltaNet(d, value_width=s, negative=True),
-        *("Gated DeltaNet, negative eigenvalues", "Grazzi et al.", 2025),
+        *("Gated DeltaNet, negative", "Grazzi et al.", 2025),
         variant_of="gated_deltanet",
     ),
     "rwkv7_neg": Entry(
         lambda d, n, s: RWKV7(d, value_width=s, negative=True),
-        *("RWKV-7, negative eigenvalues", "Peng et al.", 2025),
+        *("RWKV-7, negative", "Peng et al.", 2025),
         variant_of="rwkv7",
     ),
 }

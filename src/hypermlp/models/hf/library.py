@@ -34,7 +34,9 @@ except ModuleNotFoundError as error:
             raise ImportError(CURE)
 
     class PreTrainedModel(metaclass=Missing):  # type: ignore[no-redef]
-        pass
+        @classmethod
+        def from_pretrained(cls, *arguments: Any, **options: Any) -> Any:
+            raise ImportError(CURE)
 
     class GenericForSequenceClassification(metaclass=Missing):  # type: ignore[no-redef]
         pass
