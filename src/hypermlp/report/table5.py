@@ -149,18 +149,11 @@ def tables(data: Data, width: int) -> Iterator[Group]:
         yield tabulate(width, f"{quantity.title}, {quantity.unit}", heads, rows)
 
 
+LONG_HEADS = ("tokens", "forward, s", "per pair, ns", "training, s", "per pair, ns", "share of peak", "memory, MB")
+
+
 def long_table(data: Data, width: int) -> Group:
-    heads = (
-        "system",
-        "tokens",
-        "forward, s",
-        "per pair, ns",
-        "training, s",
-        "per pair, ns",
-        "share of peak",
-        "memory, MB",
-        "T^",
-    )
+    heads = ("system", *LONG_HEADS, "T^")
     return tabulate(width, "long contexts, one layer", [Column(h) for h in heads], [list(row) for row in long_rows(data)])
 
 
@@ -262,17 +255,7 @@ def growth_rows(data: Data, name: str) -> list[Data]:
 
 
 def long_markdown(data: Data) -> str:
-    heads = [
-        "layer",
-        "tokens",
-        "forward, s",
-        "per pair, ns",
-        "training, s",
-        "per pair, ns",
-        "share of peak",
-        "memory, MB",
-        "∝ T^",
-    ]
+    heads = ["layer", *LONG_HEADS, "∝ T^"]
     return markdown_table(heads, list(long_rows(data)))
 
 
