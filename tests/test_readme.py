@@ -27,6 +27,17 @@ def test_the_python_block_runs() -> None:
     run(block)
 
 
+def test_the_set_up_is_two_commands_where_the_checks_look_for_them() -> None:
+    commands = re.findall(r"^    (pip install .*)$", README, re.M)
+    assert commands == [
+        "pip install -c constraints.txt . && hypermlp demo",
+        "pip install -c constraints.txt '.[test]' && pytest",
+    ]
+    patterns = re.findall(r'grep -E "(.*?)" README.md', (ROOT / ".ci" / "run").read_text())
+    found = [line for pattern in patterns for line in re.findall(pattern, README, re.M)]
+    assert sorted(found) == sorted(f"    {command}" for command in commands)
+
+
 def test_the_figures_are_those_of_the_results() -> None:
     for name, table, document in (
         ("layer", layer_markdown, "README.md"),
