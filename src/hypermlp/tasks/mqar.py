@@ -269,7 +269,7 @@ def scales(small: MqarSetting, tiny: str, published: MqarSetting) -> dict[str, S
     quick = dataclasses.replace(small, mix=tiny, seq_len=32, vocab_size=64, num_train=2048, num_test=128)
     return {
         "quick": Scale(settings=(quick,), width=32, batch=32, steps=300, rates=(3e-3,), evaluations=6),
-        "laptop": Scale(settings=(small,), width=64, batch=32, steps=800, rates=(1e-3, 3e-3, 1e-2)),
+        "laptop": Scale(settings=(small,), width=64, batch=32, steps=800, rates=(1e-3, 3e-3, 1e-2), evaluations=8),
         "published": full(published, width=128, batch=256, steps=32 * 704, rates=BASED_RATES),
     }
 
