@@ -357,7 +357,8 @@ def place(groups: Sequence[Rows], length: int, source: np.random.Generator) -> R
 
 def language_scales(baseline: LanguageSetting) -> dict[str, Scale]:
     quick = dataclasses.replace(baseline, longest=10, seq_len=10, tested=40, num_test=128, num_train=256)
-    # With lengths up to 40 no mixer leaves chance within 2000 steps, up to 16 those that can do it learn it.
+    # With lengths up to 40 neither HyperGLU nor DeltaNet with negative eigenvalues left chance within 2000 steps of parity;
+    # with lengths up to 16 the latter solves it.
     laptop = dataclasses.replace(baseline, longest=16, seq_len=16, tested=64, num_test=400, num_train=14 * 64)
     placed = dataclasses.replace(baseline, placed=True, seq_len=256)
     decays = (0.0,) if baseline.task == "parity" else (0.1,)
@@ -399,18 +400,18 @@ GroupWords.scales = {
 STATE: dict[str, Task] = {
     "group-words": GroupWords(),
     "parity": FormalLanguage(
-        "Parity", ParitySetting(), "Is the number of ones odd? Trained on 3-40 tokens, tested beyond.", parity_answer
+        "Parity", ParitySetting(), "Is the number of ones odd? Tested on rows longer than trained.", parity_answer
     ),
     "modular-arithmetic": FormalLanguage(
         "Modular arithmetic",
         ArithmeticSetting(),
-        "Sums, differences and products modulo 5, * first. Trained on 3-40 tokens, tested beyond.",
+        "Sums, differences and products modulo 5, * first. Tested on rows longer than trained.",
         arithmetic_answer,
     ),
     "cycle-navigation": FormalLanguage(
         "Cycle navigation",
         CycleSetting(),
-        "Where on a cycle of five do these steps lead? Trained on 3-40 tokens, tested beyond.",
+        "Where on a cycle of five do these steps lead? Tested on rows longer than trained.",
         cycle_answer,
     ),
 }
