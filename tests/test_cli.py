@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,15 @@ def hypermlp(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPr
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *arguments], cwd=cwd, env=environment, capture_output=True, text=True
     )
+
+
+def fail(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command that must fail prints, run in this process: each of its own would import torch first."""
+    monkeypatch.setattr(sys, "argv", ["hypermlp", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code not in (0, None)
+    return capsys.readouterr().err
 
 
 def test_help_names_every_command() -> None:
@@ -94,13 +104,11 @@ def test_info_says_which_implementation_and_why() -> None:
 def test_bench_layer_measures_checks_and_records(tmp_path: Path) -> None:
     names = ["hyperglu native", "hyperglu chunked", "softmax sdpa 2 heads", "softmax sdpa 12 heads"]
     only = [word for name in names for word in ("--only", name)]
-    done = hypermlp(
-        "bench", "layer", "--shape", "1,32,32", "--shape", "1,64,32", "--rounds", "2", "--match", *only, "--out", str(tmp_path)
-    )
+    done = hypermlp("bench", "layer", "--shape", "1,32,32", "--rounds", "2", "--match", *only, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "12 heads do not divide width 32" in done.stdout
     rows = json.loads((tmp_path / "layer.json").read_text())["rows"]
-    assert [row["contestant"] for row in rows] == names[:3] * 2
+    assert [row["contestant"] for row in rows] == names[:3]
     for row in rows:
         assert row["training_1t"]["seconds"] > 0
         assert row["training_extra_bytes"] >= 0
@@ -158,19 +166,21 @@ def test_demo_runs_its_plan_in_a_folder_of_its_own(
         ("bench", "decode", "--context", "4"),
     ],
 )
-def test_a_mistake_is_refused_with_a_message_and_no_traceback(arguments: tuple[str, ...]) -> None:
-    done = hypermlp(*arguments)
-    assert done.returncode != 0
-    assert done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_mistake_is_refused_with_a_message_and_no_traceback(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = fail(arguments, monkeypatch, capsys)
+    assert shown
+    assert "Traceback" not in shown
 
 
-def test_an_output_folder_that_cannot_be_made_is_refused_before_training(tmp_path: Path) -> None:
+def test_an_output_folder_that_cannot_be_made_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
-    done = hypermlp("demo", "--out", str(tmp_path / "file" / "below"))
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "file" in done.stderr
+    shown = fail(["demo", "--out", str(tmp_path / "file" / "below")], monkeypatch, capsys)
+    assert "Traceback" not in shown
+    assert "file" in shown
 
 
 def test_a_failed_write_leaves_the_old_result(tmp_path: Path) -> None:
@@ -183,17 +193,17 @@ def test_a_failed_write_leaves_the_old_result(tmp_path: Path) -> None:
 
 
 def test_table1_runs_a_half_and_leaves_the_page(tmp_path: Path) -> None:
-    options = ("--half", "language", "--scale", "quick", "--mixers", "S,R-cg-q-12o", "--seeds", "1")
-    done = hypermlp("table1", *options, "--out", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
+    options = ("--half", "language", "--scale", "quick", "--mixers", "S,R-cg-q-12o", "--seeds", "1", "--workers", "1")
+    done = CliRunner().invoke(app, ["table1", *options, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
     assert len((tmp_path / "out" / "language" / "runs.jsonl").read_text().splitlines()) == 2
     assert "R-cg-q-12o" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_table1_at_the_papers_scale_is_the_papers_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = hypermlp("table1", "--scale", "paper", "--out", str(tmp_path / "out"))
-    assert done.returncode == 1
-    assert "needs --corpus" in done.stderr
+def test_table1_at_the_papers_scale_is_the_papers_protocol(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "needs --corpus" in fail(["table1", "--scale", "paper", "--out", str(tmp_path / "out")], monkeypatch, capsys)
     assert not (tmp_path / "out").exists()
 
     asked: list[Any] = []

@@ -8,9 +8,12 @@ from pathlib import Path
 
 from hypermlp.report.bench_tables import decode_markdown, layer_markdown, mixers_markdown, model_markdown
 from hypermlp.report.claims import verdicts_markdown
+from hypermlp.report.markdown import fill
 from hypermlp.report.study import read_studies
 from hypermlp.report.table1 import table1_markdown, training_markdown
-from hypermlp.report.table5 import document_blocks, mark, read_folder
+from hypermlp.report.table5 import document_blocks as costs
+from hypermlp.report.table5 import read_folder
+from hypermlp.report.task_document import document_blocks as scores
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -51,13 +54,16 @@ def test_the_figures_are_those_of_the_results() -> None:
 
 
 def test_the_costs_are_those_of_the_results() -> None:
-    made = document_blocks(read_folder(ROOT / "results" / "table5"))
+    made = costs(read_folder(ROOT / "results" / "table5"))
     document = (ROOT / "docs" / "efficiency.md").read_text()
-    for name in re.findall(r"<!-- (?!end)(.*?) -->", document):
-        assert mark(name, made[name]) in document, (
-            f"docs/efficiency.md should print {name}; python docs/make_efficiency.py does it"
-        )
-    assert made["summary"] in README, "python docs/make_efficiency.py prints the README's sentence"
+    assert fill(document, made) == document, "python docs/make_results.py writes the tables anew"
+    assert made["summary"] in README, "python docs/make_results.py writes the README's sentence anew"
+
+
+def test_the_tasks_are_those_of_the_results() -> None:
+    document = (ROOT / "docs" / "tasks.md").read_text()
+    made = scores(read_studies(ROOT / "results" / "tasks"))
+    assert fill(document, made) == document, "python docs/make_results.py writes the tables anew"
 
 
 def test_the_language_models_are_those_of_the_results() -> None:

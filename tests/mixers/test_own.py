@@ -10,6 +10,7 @@ from hypermlp.mixers.own import adopt
 from hypermlp.models.lm import LanguageModel, ModelConfig
 from hypermlp.report.page import write_report
 from hypermlp.studies.executors import LocalPool
+from hypermlp.studies.folder import Folder
 from hypermlp.studies.language import LanguageStudy
 from hypermlp.studies.mad import TaskStudy
 
@@ -77,20 +78,23 @@ def test_a_study_trains_it_in_its_workers_and_the_page_shows_it(source: Path, tm
 def test_an_entry_has_a_size_that_budgets_turn(source: Path, tmp_path: Path) -> None:
     name = f"{source}:sized"
     study = LanguageStudy(width=16, depth=1, length=16, batch=2, steps=1, lr=1e-3, evaluations=1, sample=1)
-    (record,) = study.run(tmp_path / "out", [name], executor=LocalPool(1))
-    assert record["error"] is None
-    assert record["size"] == 31, "2 · 16 · 31 + 31 + 16 is nearest to 4 · 16²"
+    adopt([name])
+    with Folder(tmp_path / "out") as folder:
+        (job,) = study.plan_jobs(folder, [name], seeds=1)
+    assert study.work(job, None)["size"] == 31, "2 · 16 · 31 + 31 + 16 is nearest to 4 · 16²"
 
 
 def test_another_source_is_another_mixer(source: Path, tmp_path: Path) -> None:
     name = f"{source}:Linear"
-    PLAN.run(tmp_path / "out", [name], executor=LocalPool(1))
+    adopt([name])
+    with Folder(tmp_path / "out") as folder:
+        PLAN.plan_jobs(folder, [name], seeds=1)
     changed = source.with_name("Changed.py")
     changed.write_text(SOURCE.replace("tokens.x)", "-tokens.x)"))
     plan = tmp_path / "out" / "plan.json"
     plan.write_text(plan.read_text().replace(str(source), str(changed)))
     with pytest.raises(ValueError, match=r"Changed\.py:Linear = .* choose another folder"):
-        PLAN.run(tmp_path / "out", [f"{changed}:Linear"], executor=LocalPool(1))
+        PLAN.run(tmp_path / "out", [f"{changed}:Linear"])
 
 
 def test_what_a_file_names_is_not_imported(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hypermlp.experiments.paper import TABLE5, Table5Row
 from hypermlp.files import read_json
 from hypermlp.report.bench_pictures import LOOKS, curves, exponent, key, look
 from hypermlp.report.document import document
+from hypermlp.report.markdown import markdown_table
 from hypermlp.report.markup import cell, table
 from hypermlp.report.style import new_figure
 from hypermlp.report.terminal import Column, tabulate
@@ -183,11 +184,6 @@ def share_of_peak(data: Data, name: str, T: int) -> str:
 # ---- documents ----
 
 
-def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(heads) + " |", "| --- " + "| ---: " * (len(heads) - 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
-
-
 def model_markdown(data: Data) -> str:
     """The table of whole models: here and ÷ SDPA, with the paper's ratio in brackets."""
     heads = ["system", "parameters, M", "FLOPs per token, M", "forward, ms", "÷ SDPA (paper)", "training, ms", "÷ SDPA (paper)"]
@@ -273,11 +269,6 @@ def summary(data: Data) -> str:
         f"memory that softmax attention on SDPA with 12 heads takes; of the time, {rivals} "
         "(`hypermlp table5`, [what each system costs](docs/efficiency.md))."
     )
-
-
-def mark(name: str, block: str) -> str:
-    """A block of a document between its marks."""
-    return f"<!-- {name} -->\n\n{block}\n\n<!-- end -->"
 
 
 def document_blocks(records: dict[str, Data]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Tasks on the terminal and on the page: the list, scores by evaluation set and slice, baselines, and memory against recall."""
+"""Tasks on the terminal: the list, and the scores of a study with the trivial answers below."""
 
 from __future__ import annotations
 

@@ -1,0 +1,37 @@
+"""Writes what was measured into the documents: docs/efficiency.md, docs/tasks.md and README.md, and draws their pictures.
+
+python docs/make_results.py
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from hypermlp.report import table5, task_document
+from hypermlp.report.markdown import fill
+from hypermlp.report.study import read_studies
+from hypermlp.report.style import save
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+
+def main() -> None:
+    costs = table5.read_folder(ROOT / "results" / "table5")
+    save(table5.picture(costs["model-laptop"], costs["growth-laptop"]), DOCS / "efficiency.png")
+    made = table5.document_blocks(costs)
+    write(DOCS / "efficiency.md", made)
+    path = ROOT / "README.md"
+    path.write_text(re.sub(r"^As a whole GPT-2 .*$", lambda found: made["summary"], path.read_text(), flags=re.M))
+
+    studies = read_studies(ROOT / "results" / "tasks")
+    save(task_document.picture(studies), DOCS / "tasks.png")
+    write(DOCS / "tasks.md", task_document.document_blocks(studies))
+
+
+def write(path: Path, blocks: Mapping[str, str]) -> None:
+    path.write_text(fill(path.read_text(), blocks))
+
+
+if __name__ == "__main__":
+    main()

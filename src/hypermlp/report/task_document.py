@@ -1,0 +1,148 @@
+"""Studies on several tasks side by side, for a document: tables of mixers and tasks, and a picture with every run in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+from hypermlp.files import Record
+from hypermlp.report.estimates import NONE
+from hypermlp.report.markdown import markdown_table
+from hypermlp.report.study import Study, table_order, title_of
+from hypermlp.report.style import new_figure
+from hypermlp.report.table1 import task_title
+from hypermlp.report.task_page import WAYS, runs, unit
+from hypermlp.tasks import TASKS
+
+
+class Column(NamedTuple):
+    """One evaluation set of a task, or its score (set is None)."""
+
+    study: Study
+    set: str | None
+
+    @property
+    def task(self) -> str:
+        return self.study.tasks[0]
+
+    @property
+    def title(self) -> str:
+        name = task_title(self.task) if self.set is None else f"{task_title(self.task)}: {self.set}"
+        return f"{name}, {self.study.measure}" if self.study.measure != "accuracy" else name
+
+    def of(self, metrics: Record) -> float:
+        """The number of this column in the scores of a run, of another way to run its model, or of a trivial answer."""
+        found = metrics[self.study.measure] if self.set is None else metrics["sets"][self.set]
+        return unit(self.study)[0] * float(found[self.study.measure] if isinstance(found, dict) else found)
+
+    def values(self, mixer: str) -> list[float]:
+        """One per seed."""
+        return [self.of(run["metrics"]) for run in runs(self.study, mixer, next(iter(self.study.all_settings)))]
+
+    def trivial(self) -> float:
+        """The best of the trivial answers."""
+        known = next(run["baselines"] for run in self.study.mad if run.get("baselines"))
+        return (max if self.study.measure == "accuracy" else min)(self.of(one) for one in known.values())
+
+    def text(self, values: Sequence[float]) -> str:
+        return f"{sum(values) / len(values):.{unit(self.study)[1]}f}" if values else NONE
+
+
+def columns(study: Study) -> list[Column]:
+    """The score of a task, or both sets of one that has two."""
+    sets = list(next(iter(study.chosen.values()))["metrics"]["sets"])
+    return [Column(study, name) for name in (sets if len(sets) == 2 else (None,))]
+
+
+def ordered(studies: Sequence[Study]) -> list[Study]:
+    """Those with runs, in the order of the tasks; studies of models of another width than most come as the page has them."""
+    known = list(TASKS)
+    found = [study for study in studies if study.tasks and study.chosen]
+    return sorted(found, key=lambda study: known.index(study.tasks[0]) if study.tasks[0] in known else len(known))
+
+
+def all_mixers(studies: Sequence[Study]) -> list[str]:
+    return sorted({mixer for study in studies for mixer in study.mixers}, key=table_order)
+
+
+def full_name(mixer: str) -> str:
+    title = title_of(mixer)
+    return f"{mixer} ({title})" if title else mixer
+
+
+# ---- tables ----
+
+
+def document_blocks(studies: Sequence[Study]) -> dict[str, str]:
+    """What docs/tasks.md prints, by the names of its blocks."""
+    shown = ordered(studies)
+    return {"scores": scores_markdown(shown), "rates": rates_markdown(shown), "beyond": beyond_markdown(shown)}
+
+
+def scores_markdown(studies: Sequence[Study]) -> str:
+    """Means over seeds; the best trivial answer below."""
+    every = [column for study in studies for column in columns(study)]
+    rows = [[full_name(mixer), *(column.text(column.values(mixer)) for column in every)] for mixer in all_mixers(studies)]
+    rows.append(["*best trivial answer*", *(column.text([column.trivial()]) for column in every)])
+    return markdown_table(["mixer", *(column.title for column in every)], rows)
+
+
+def rates_markdown(studies: Sequence[Study]) -> str:
+    """The learning rates that the searches chose."""
+    rows = []
+    for mixer in all_mixers(studies):
+        row = [full_name(mixer)]
+        for study in studies:
+            found = runs(study, mixer, next(iter(study.all_settings)))
+            row.append(", ".join(dict.fromkeys(f"{run['lr']:g}" for run in found)) or NONE)
+        rows.append(row)
+    return markdown_table(["mixer", *(task_title(study.tasks[0]) for study in studies)], rows)
+
+
+def beyond_markdown(studies: Sequence[Study]) -> str:
+    """Layers with lags on the shortest rows beyond the training length: as a window, and with more lags."""
+    rows = []
+    for study in studies:
+        for mixer in study.mixers:
+            found = [run for run in runs(study, mixer, next(iter(study.all_settings))) if run.get("ways")]
+            if found:
+                ways = [{"window": run["metrics"], **run["ways"]} for run in found]
+                column = Column(study, next(iter(ways[0]["hold"]["sets"])))
+                cells = (column.text([column.of(one[way]) for one in ways if way in one]) for way in WAYS)
+                rows.append([f"{task_title(study.tasks[0])}: {column.set}", full_name(mixer), *cells])
+    return markdown_table(["rows", "mixer", *WAYS], rows)
+
+
+# ---- the picture ----
+
+
+def picture(studies: Sequence[Study]) -> Figure:
+    """A panel per task, a line per mixer, a dot per seed; hollow dots: the second set. Dashed: the best trivial answer."""
+    shown = ordered(studies)
+    mixers = all_mixers(shown)
+    figure, axes = new_figure(2, -(-len(shown) // 2), width=10, height=3.2 * -(-len(shown) // 2))
+    for ax, study in zip(axes, shown, strict=False):
+        for number, column in enumerate(columns(study)):
+            points = [(value, place) for place, mixer in enumerate(mixers) for value in column.values(mixer)]
+            ax.plot(
+                *zip(*points, strict=True),
+                "o",
+                markersize=5,
+                color="tab:blue" if number == 0 else "tab:orange",
+                markerfacecolor="none" if number else None,
+                label=column.set or "",
+            )
+            ax.axvline(column.trivial(), linestyle="--", linewidth=1, color="tab:blue" if number == 0 else "tab:orange")
+        ax.set_yticks(range(len(mixers)), mixers)
+        ax.invert_yaxis()
+        better = "" if study.measure == "accuracy" else ", lower is better"
+        ax.set(title=task_title(study.tasks[0]), xlabel=f"{unit(study)[2]}{better}")
+        if study.measure == "accuracy":
+            ax.set_xlim(-3, 103)
+        if len(columns(study)) > 1:
+            ax.legend(frameon=False, fontsize=8)
+    for ax in axes[len(shown) :]:
+        ax.set_visible(False)
+    return figure
