@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -127,6 +128,25 @@ if __name__ == "__main__":
         folder.begin({{}})
         run(folder, [Sum("a"), Sum("b", n=1000, seconds=0.01)], add, executor=LocalPool(1), checkpoint_seconds=0)
 """
+
+
+def test_workers_wait_for_jobs_that_follow_from_runs_at_work(tmp_path: Path) -> None:
+    """Two runs at once, the second of which ends first: its worker is there for the jobs that the first leads to."""
+    started: list[int] = []
+
+    class Counting(LocalPool):
+        def start(self, *arguments: Any) -> Any:
+            started.append(len(started))
+            return super().start(*arguments)
+
+    def follow(record: dict[str, Any]) -> list[Sum]:
+        return [Sum("c", n=1), Sum("d", n=2)] if record["key"] == "a" else []
+
+    with Folder(tmp_path / "out") as folder:
+        records = run(folder, [Sum("a", seconds=0.3), Sum("b", n=1)], add, executor=Counting(2), follow=follow)
+        assert [record["key"] for record in records] == ["a", "b"]
+        assert {key: record["total"] for key, record in folder.records.items()} == {"a": 6, "b": 1, "c": 1, "d": 3}
+    assert len(started) == 2
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:

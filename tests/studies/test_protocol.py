@@ -80,14 +80,15 @@ def commit(path: Path) -> None:
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(folder: Any, jobs: Any, work: Any, marks: Any, **options: Any) -> list[dict[str, Any]]:
-        for job in jobs:
+    def run(folder: Any, jobs: Any, work: Any, marks: Any, follow: Any, **options: Any) -> None:
+        todo = list(jobs)
+        for job in todo:  # which grows
             record = {"key": job.key, **job.identity, **marks, "error": None, "start": folder.start, "seconds": 1.0}
             score = {"accuracy": 0.5 + 0.001 * job.identity["seed"], "validation_loss": 1.0, "loss": 1.0}
-            found = {"score": job.rate} if marks["phase"] == "search" else {"metrics": score, "parameters": 5, "inner": 5}
+            found = {"score": job.rate} if "rung" in job.identity else {"metrics": score, "parameters": 5, "inner": 5}
             if job.key not in folder.records:
                 folder.append({**record, "curve": [], "stopped": None, **found})
-        return [folder.records[job.key] for job in jobs]
+                todo += follow(folder.records[job.key])
 
     monkeypatch.setattr(engine, "run", run)
 

@@ -35,7 +35,7 @@ def test_the_time_left_waits_for_a_measurement(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: now))
     with Folder(tmp_path) as folder:
         jobs = [Steps("a"), Steps("b")]
-        study = Engine(folder, jobs, lambda job, context: {}, LocalPool(1), False, 60.0, {}, "", lambda record: None)
+        study = Engine(folder, jobs, lambda job, context: {}, LocalPool(1), False, 60.0, {}, None, lambda record: None)
         run = Running(study.todo.popleft())
         study.workers = [SimpleNamespace(run=run)]  # type: ignore[list-item]
         now += 60  # imports, compilation

@@ -90,9 +90,11 @@ def time_left(progress: Progress) -> str:
     if progress.seconds_left is None:
         return "time left: being measured"
     minutes = round(progress.seconds_left / 60)
+    more = progress.phase == PHASE  # jobs that follow from the search are not known yet
     if minutes < 1:
-        return "less than a minute left"
-    return f"{minutes // 60} h {minutes % 60:02d} min left" if minutes >= 60 else f"{minutes} min left"
+        return "time left: as long as the search leads on" if more else "less than a minute left"
+    left = f"{minutes // 60} h {minutes % 60:02d} min left" if minutes >= 60 else f"{minutes} min left"
+    return f"at least {left}" if more else left
 
 
 # ---- scores ----

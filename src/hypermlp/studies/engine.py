@@ -45,7 +45,7 @@ class Progress:
     running: tuple[Running, ...]
     seconds_left: float | None  # None until a speed was measured
     stopping: bool = False  # by Ctrl-C or SIGTERM; workers are saving
-    phase: str = ""  # of the study, where it has several
+    phase: str = ""  # that the study is in, where it has several
 
     @property
     def failed(self) -> int:
@@ -76,11 +76,11 @@ def run(
     retry_failed: bool = False,
     checkpoint_seconds: float = 60.0,
     marks: Mapping[str, Any] = MappingProxyType({}),
-    phase: str = "",
+    follow: Callable[[Record], Sequence[Job]] | None = None,
     tell: Callable[[Progress], None] = lambda progress: None,
     done: Callable[[Record], None] = lambda record: None,
 ) -> list[Record]:
-    """Do all `jobs` that folder.records does not hold; the records of all, in the order of the jobs.
+    """Do all `jobs` that folder.records does not hold, and those that follow from their records; the records of `jobs`.
 
     Args:
         folder: entered with `with`.
@@ -90,11 +90,11 @@ def run(
         retry_failed: run again what has failed before.
         checkpoint_seconds: how often an unfinished run is saved.
         marks: what every record of these jobs says besides.
-        phase: of the study, for the display.
+        follow: called with every new record; the jobs that it leads to. Workers wait for those as long as runs are at work.
         tell: called a few times a second with the state of things.
         done: called with the record of every run that ends.
     """
-    engine = Engine(folder, jobs, work, executor or LocalPool(), retry_failed, checkpoint_seconds, marks, phase, done)
+    engine = Engine(folder, jobs, work, executor or LocalPool(), retry_failed, checkpoint_seconds, marks, follow, done)
     with stop_signals("stopping, saving the runs at work …; once more: stop at once") as signals:
         try:
             while engine.todo or engine.workers:
@@ -108,8 +108,8 @@ def run(
         if engine.failure is not None:
             raise engine.failure
         if signals:
-            finished = sum(job.key in folder.records for job in jobs)
-            raise KeyboardInterrupt(f"{finished} of {len(jobs)} runs are finished; the same command resumes the others")
+            finished = sum(key in folder.records for key in engine.jobs)
+            raise KeyboardInterrupt(f"{finished} of {len(engine.jobs)} runs are finished; the same command resumes the others")
     return [folder.records[job.key] for job in jobs]
 
 
@@ -125,15 +125,17 @@ class Engine:
         retry_failed: bool,
         every: float,
         marks: Mapping[str, Any],
-        phase: str,
+        follow: Callable[[Record], Sequence[Job]] | None,
         done: Callable[[Record], None],
     ) -> None:
         for key, count in Counter(job.key for job in jobs).items():
             if count > 1:
                 raise ValueError(f"{count} jobs have the key {key!r}; each needs its own")
-        self.folder, self.jobs, self.work, self.executor, self.every = folder, jobs, work, executor, every
-        self.marks, self.phase, self.done = marks, phase, done
-        self.todo: deque[Job] = deque(job for job in jobs if self._open(job, retry_failed))
+        self.folder, self.work, self.executor, self.retry_failed, self.every = folder, work, executor, retry_failed, every
+        self.marks, self.follow, self.done = marks, follow, done
+        self.jobs: dict[str, Job] = {}
+        self.todo: deque[Job] = deque()
+        self.add(jobs)
         self.workers: list[Worker] = []
         self.began: float | None = None  # when the first run told how far it is, or ended
         self.worked = 0.0  # cost of what this process has done since
@@ -141,11 +143,15 @@ class Engine:
         self.failure: Exception | None = None  # why all of it stops
         self.lost_starts = 0  # workers in a row that died before they were ready
 
-    def _open(self, job: Job, retry_failed: bool) -> bool:
+    def add(self, jobs: Sequence[Job]) -> None:
+        """Jobs to do, unless they were done before; one that comes again is done again if it has no record any more."""
         records = self.folder.records
-        if retry_failed and job.key in records and records[job.key]["error"] is not None:
-            del records[job.key]
-        return job.key not in records
+        for job in jobs:
+            self.jobs[job.key] = job
+            if self.retry_failed and job.key in records and records[job.key]["error"] is not None:
+                del records[job.key]
+            if job.key not in records:
+                self.todo.append(job)
 
     def turn(self, stop: bool) -> None:
         """Listen to the workers for a moment, and give work to those that have none."""
@@ -154,7 +160,7 @@ class Engine:
             self.todo.clear()
             for worker in self.workers:
                 worker.take(None)
-        idle = sum(worker.run is None for worker in self.workers)
+        idle = sum(worker.run is None and not worker.dismissed for worker in self.workers)
         for _ in range(min(self.executor.workers - len(self.workers), len(self.todo) - idle)):
             self.workers.append(Worker(self.executor.start(self.work, self.folder, self.every)))
         by_link = {id(worker.link): worker for worker in self.workers}
@@ -163,6 +169,16 @@ class Engine:
                 self._lose(by_link[id(link)])
             else:
                 self._hear(by_link[id(link)], message)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Work for those that have none; without any they are dismissed, unless runs at work may lead to more."""
+        for worker in self.workers:
+            if worker.ready and worker.run is None and not worker.dismissed:
+                if self.todo:
+                    worker.take(self.todo.popleft())
+                elif self.follow is None or not any(other.run for other in self.workers):
+                    worker.take(None)
 
     def _hear(self, worker: Worker, message: Message) -> None:
         kind, value = message
@@ -182,8 +198,6 @@ class Engine:
                 delete(self.folder.checkpoint(checkpoint_key(job)))
         if kind == "ready":
             worker.ready, self.lost_starts = True, 0
-        if kind in ("ready", "done", "failed") and not worker.dismissed:
-            worker.take(self.todo.popleft() if self.todo else None)
 
     def _advance(self, run: Running, step: int, steps: int, metrics: dict[str, float]) -> None:
         self.began = self.began or time.monotonic()
@@ -198,6 +212,8 @@ class Engine:
         record = {"key": job.key, **job.identity, **self.marks, **outcome, "start": self.folder.start}
         self.folder.append(record)
         self.done(record)
+        if self.follow is not None and self.stopping is None:
+            self.add(self.follow(record))
 
     def _lose(self, worker: Worker) -> None:
         """A worker is gone: dismissed, or dead."""
@@ -217,9 +233,11 @@ class Engine:
 
     def progress(self) -> Progress:
         running = [worker.run for worker in self.workers if worker.run is not None]
-        finished = tuple(self.folder.records[job.key] for job in self.jobs if job.key in self.folder.records)
+        finished = tuple(self.folder.records[key] for key in self.jobs if key in self.folder.records)
         ahead = sum(job.cost for job in self.todo) + sum(run.job.cost - run.share(run.step) for run in running)
         seconds = 0.0 if self.began is None else time.monotonic() - self.began
         left = ahead * seconds / self.worked if self.worked and seconds >= MEASURED else None
         left = left if ahead else 0.0
-        return Progress(len(self.jobs), finished, tuple(running), left, self.stopping is not None, self.phase)
+        open_jobs = [*(run.job for run in running), *self.todo]
+        phase = str(open_jobs[0].identity.get("phase", "")) if open_jobs else ""
+        return Progress(len(self.jobs), finished, tuple(running), left, self.stopping is not None, phase)

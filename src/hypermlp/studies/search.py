@@ -242,15 +242,11 @@ class Chosen:
     @property
     def identity(self) -> Record:
         own = {} if self.variant == self.mixer else {"variant": self.variant}
-        return {**self.job.identity, "mixer": self.mixer, **own}
+        return {**self.job.identity, "mixer": self.mixer, **own, "phase": FINAL}
 
     @property
     def cost(self) -> float:
         return float(self.job.cost)
-
-
-def train_chosen(chosen: Chosen, context: RunContext) -> Record:
-    return chosen.work(chosen.job, context)
 
 
 # ---- a run of the search ----
@@ -282,12 +278,17 @@ class Trial:
 
     @property
     def identity(self) -> Record:
-        return {**self.job.identity, "lr": self.rate, "rung": self.rung}
+        return {**self.job.identity, "lr": self.rate, "rung": self.rung, "phase": PHASE}
 
     @property
     def cost(self) -> float:
         job: Job = self.job
         return job.cost * self.rung
+
+
+def train(job: Trial | Chosen, context: RunContext) -> Record:
+    """The work of a study that searches."""
+    return try_out(job, context) if isinstance(job, Trial) else job.work(job.job, context)
 
 
 def try_out(trial: Trial, context: RunContext) -> Record:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
@@ -21,25 +21,11 @@ from hypermlp.config import Init
 from hypermlp.files import Record, delete
 from hypermlp.mixers import build_mixer, own
 from hypermlp.models.budget import MatchedModel
-from hypermlp.studies import engine
+from hypermlp.studies import engine, search
 from hypermlp.studies.engine import Progress
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import Folder
-from hypermlp.studies.search import (
-    FINAL,
-    PHASE,
-    Choice,
-    Chosen,
-    Place,
-    Search,
-    Trial,
-    choose,
-    is_failed_trial,
-    read_search,
-    settle,
-    train_chosen,
-    try_out,
-)
+from hypermlp.studies.search import Choice, Chosen, Place, Search, Trial, choose, is_failed_trial, place_of, read_search, settle
 from hypermlp.studies.worker import Job, Work
 from hypermlp.train.training import Precision
 
@@ -133,44 +119,29 @@ class Study(ABC):
         with Folder(out) as folder:
             contests = self.plan_contests(folder, mixers)
             run = partial(engine.run, folder, executor=executor, checkpoint_seconds=checkpoint_seconds, tell=tell, done=done)
+            run = partial(run, retry_failed=retry_failed, marks=marks)
             if self.search is None:
-                return run(self.list_jobs(contests, seeds), self.work, retry_failed=retry_failed, marks=marks)
-            trial_run = partial(run, marks={**marks, "phase": PHASE})
-            jobs = self.chosen_jobs(contests, seeds, self.run_search(folder, contests, trial_run, retry_failed))
-            return run(jobs, train_chosen, retry_failed=retry_failed, marks={**marks, "phase": FINAL}, phase=FINAL)
+                return run(self.list_jobs(contests, seeds), self.work)
+            agenda = Agenda(self, folder, contests, seeds)
+            if retry_failed:
+                agenda.forget_failures()
+            run(agenda.ready(), search.train, follow=agenda.follow)
+            return [folder.records[job.key] for job in agenda.finals()]
 
-    def run_search(
-        self, folder: Folder, contests: Sequence[Contest], run: Callable[..., list[Record]], retry_failed: bool
-    ) -> dict[Place, Choice]:
-        """Run the rungs of all contests, one after the other; what each mixer gets on each setting."""
-        assert self.search is not None
-        if retry_failed:
-            for key in [key for key, record in folder.records.items() if is_failed_trial(record)]:
-                del folder.records[key]
-        while trials := self.next_trials(contests, folder.records.values()):
-            rungs = sorted({trial.rung for trial in trials})
-            phase = f"{PHASE}, to {' and '.join(f'{rung:.0%}' for rung in rungs)} of the steps"
-            run(trials, try_out, phase=phase)
-            lost = [trial for trial in trials if is_failed_trial(folder.records[trial.key])]
-            run(lost, try_out, retry_failed=True, phase=phase)  # once more, so that a killed worker decides nothing
-            going_on = {trial.run for trial in self.next_trials(contests, folder.records.values())}
-            for trial in trials:
-                if trial.run not in going_on:
-                    delete(folder.checkpoint(trial.run))
-        return choose(self.search, read_search(self.search, folder.records.values()))
-
-    def next_trials(self, contests: Sequence[Contest], records: Iterable[Record]) -> list[Trial]:
+    def next_trials(self, contests: Sequence[Contest], records: Collection[Record]) -> list[Trial]:
         """The runs that the search needs next, by setting and seed; none when all contests are decided."""
         assert self.search is not None
         found, trials = read_search(self.search, records), []
         for seed in self.search.own_seeds:
             for contest in contests:
                 outcome = found.get((contest.mixer, contest.key)) or settle(self.search, {})
-                for rate, rung in outcome.missing:
-                    (job,) = self.at_rate(rate).jobs(contest.setting, contest.mixer, contest.model, seed)
-                    trials.append(Trial(job=job, work=self.work, measure=self.measure, rate=rate, rung=rung))
+                trials += [self.trial(contest, seed, rate, rung) for rate, rung in outcome.missing]
         have = {record["key"] for record in records}
         return [trial for trial in trials if trial.key not in have]
+
+    def trial(self, contest: Contest, seed: int, rate: float, rung: float) -> Trial:
+        (job,) = self.at_rate(rate).jobs(contest.setting, contest.mixer, contest.model, seed)
+        return Trial(job=job, work=self.work, measure=self.measure, rate=rate, rung=rung)
 
     def plan_jobs(self, folder: Folder, mixers: Sequence[str], seeds: int) -> list[Job]:
         """Write the plan into the folder, and list its runs, of a study without a search."""
@@ -218,6 +189,53 @@ class Study(ABC):
             contests += [Contest(key, setting, name, matched[name]) for name in mixers]
         folder.begin({**self.numbers(), "models": models[""] if self.flat else models, "own": own.adopt(mixers)})
         return contests
+
+
+class Agenda:
+    """What a study that searches has to do next: trials of mixers that are not decided, and the runs of those that are."""
+
+    def __init__(self, study: Study, folder: Folder, contests: Sequence[Contest], seeds: int) -> None:
+        assert study.search is not None
+        self.study, self.rules, self.folder, self.contests, self.seeds = study, study.search, folder, contests, seeds
+        self.asked: set[str] = set()
+        self.tried_again: set[str] = set()
+
+    def finals(self) -> list[Job]:
+        """The runs that count, of the searches that are finished."""
+        choices = choose(self.rules, read_search(self.rules, self.folder.records.values()))
+        return self.study.chosen_jobs(self.contests, self.seeds, choices)
+
+    def ready(self) -> list[Job]:
+        """All that can be done now and was not asked for before."""
+        trials, finals = self.study.next_trials(self.contests, self.folder.records.values()), self.finals()
+        found: list[Job] = [job for job in (*trials, *finals) if job.key not in self.asked]
+        self.asked |= {job.key for job in found}
+        return found
+
+    def follow(self, record: Record) -> list[Job]:
+        """What a new record leads to. A trial that failed is run once more, so that a killed worker decides nothing."""
+        key = record["key"]
+        if is_failed_trial(record) and key not in self.tried_again:
+            self.tried_again.add(key)
+            self.asked.remove(key)
+            del self.folder.records[key]
+        elif "rung" in record:
+            self.clear(record)
+        return self.ready()
+
+    def clear(self, record: Record) -> None:
+        """Where this was the last trial of its rung, delete what those that do not go on have saved."""
+        records, place = self.folder.records.values(), place_of(record)
+        outcome = read_search(self.rules, (own for own in records if place_of(own) == place))[place]
+        contest = next(one for one in self.contests if (one.mixer, one.key) == place)
+        if all(rung != record["rung"] for _, rung in outcome.missing):
+            ended = set(outcome.rates) - {rate for rate, _ in outcome.missing}
+            for rate, seed in product(ended, self.rules.own_seeds):
+                delete(self.folder.checkpoint(self.study.trial(contest, seed, rate, 1.0).run))
+
+    def forget_failures(self) -> None:
+        for key in [key for key, record in self.folder.records.items() if is_failed_trial(record)]:
+            del self.folder.records[key]
 
 
 def each_once(name: str, values: Sequence[str]) -> None:
