@@ -57,7 +57,7 @@ def columns(study: Study) -> list[Column]:
 
 
 def ordered(studies: Sequence[Study]) -> list[Study]:
-    """Those with runs, in the order of the tasks; studies of models of another width than most come as the page has them."""
+    """Those with runs, in the order of the tasks."""
     known = list(TASKS)
     found = [study for study in studies if study.tasks and study.chosen]
     return sorted(found, key=lambda study: known.index(study.tasks[0]) if study.tasks[0] in known else len(known))
@@ -119,23 +119,17 @@ def beyond_markdown(studies: Sequence[Study]) -> str:
 
 
 def picture(studies: Sequence[Study]) -> Figure:
-    """A panel per task, a line per mixer, a dot per seed; hollow dots: the second set. Dashed: the best trivial answer."""
+    """A panel per task, a line per mixer, a mark per seed; triangles: the second set. Dashed: the best trivial answer."""
     shown = ordered(studies)
     mixers = all_mixers(shown)
     figure, axes = new_figure(2, -(-len(shown) // 2), width=10, height=3.2 * -(-len(shown) // 2))
     for ax, study in zip(axes, shown, strict=False):
         for number, column in enumerate(columns(study)):
             points = [(value, place) for place, mixer in enumerate(mixers) for value in column.values(mixer)]
-            ax.plot(
-                *zip(*points, strict=True),
-                "o",
-                markersize=5,
-                color="tab:blue" if number == 0 else "tab:orange",
-                markerfacecolor="none" if number else None,
-                label=column.set or "",
-            )
-            ax.axvline(column.trivial(), linestyle="--", linewidth=1, color="tab:blue" if number == 0 else "tab:orange")
-        ax.set_yticks(range(len(mixers)), mixers)
+            look = {"color": f"C{number}", "markersize": 5, "markerfacecolor": "none" if number else f"C{number}"}
+            ax.plot(*zip(*points, strict=True), "^" if number else "o", label=column.set or "", **look)
+            ax.axvline(column.trivial(), linestyle="--", linewidth=1, color=f"C{number}")
+        ax.set_yticks(range(len(mixers)), [title_of(mixer) or mixer for mixer in mixers])
         ax.invert_yaxis()
         better = "" if study.measure == "accuracy" else ", lower is better"
         ax.set(title=task_title(study.tasks[0]), xlabel=f"{unit(study)[2]}{better}")

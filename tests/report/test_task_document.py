@@ -1,0 +1,66 @@
+"""Studies on tasks in a document: which numbers of the records stand where."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up import mad, write
+
+from hypermlp.report.markdown import fill
+from hypermlp.report.study import read_studies
+from hypermlp.report.task_document import document_blocks, picture
+
+
+def run(mixer: str, task: str, scores: dict[str, float], trivial: float, seed: int, **fields: Any) -> dict[str, Any]:
+    """A run with these accuracies by evaluation set; its score is that of the last set."""
+    sets = {name: {"accuracy": score, "loss": 1.0, "rows": 4, "slices": {}} for name, score in scores.items()}
+    last = list(scores.values())[-1]
+    metrics = {"step": 400, "accuracy": last, "loss": 1.0, "validation_loss": 1.0, "sets": sets}
+    below = {"accuracy": trivial, "sets": dict.fromkeys(scores, trivial)}
+    worse = {"accuracy": 0.0, "sets": dict.fromkeys(scores, 0.0)}
+    more = {
+        "metrics": metrics,
+        "baselines": {"worse": worse, "better": below},
+        "measure": "accuracy",
+        "kind": "tasks",
+        **fields,
+    }
+    return mad(mixer, task, 100 * last, seed, setting="", **more)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    ways = {way: {"sets": {"longer": value}} for way, value in {"hold": 0.1, "decay": 0.2, "fresh": 0.3}.items()}
+    plan = {"study": "tasks", "width": 64, "depth": 2, "batch": 8, "steps": {"x": 400}}
+    parity = [run("S-p", "parity", {"as trained": 0.9, "longer": 0.5 + seed / 10}, 0.5, seed) for seed in (0, 1)]
+    parity.append(run("hyperglu", "parity", {"as trained": 1.0, "longer": 0.75}, 0.5, 0, ways=ways))
+    write(tmp_path / "parity", parity, {**plan, "task": "parity"})
+    write(tmp_path / "mqar", [run("S-p", "mqar", {"4": 0.2, "8": 0.4, "16": 0.6}, 0.01, 0)], {**plan, "task": "mqar"})
+    return tmp_path
+
+
+def test_means_over_seeds_trivial_answers_and_ways(folder: Path) -> None:
+    blocks = document_blocks(read_studies(folder))
+    assert blocks["scores"].splitlines() == [
+        "| mixer | MQAR | Parity: as trained | Parity: longer |",
+        "| --- | ---: | ---: | ---: |",
+        "| S-p | 60.0 | 90.0 | 55.0 |",
+        "| G-cg-q-12o (HyperGLU) | – | 100.0 | 75.0 |",
+        "| *best trivial answer* | 1.0 | 50.0 | 50.0 |",
+    ]
+    assert blocks["beyond"].splitlines()[2:] == ["| Parity: longer | G-cg-q-12o (HyperGLU) | 75.0 | 10.0 | 20.0 | 30.0 |"]
+    assert blocks["rates"].splitlines()[-1] == "| G-cg-q-12o (HyperGLU) | – | 0.001 |"
+
+
+def test_the_picture_has_every_run(folder: Path) -> None:
+    mqar, parity = picture(read_studies(folder)).axes
+    assert [len(line.get_xdata()) for line in mqar.lines] == [1, 2]  # the run, and the line of the trivial answer
+    assert [len(line.get_xdata()) for line in parity.lines] == [3, 2, 3, 2]
+    assert [label.get_text() for label in parity.get_yticklabels()] == ["S-p", "HyperGLU"]
+
+
+def test_blocks_are_written_between_their_marks() -> None:
+    text = "a\n<!-- one -->\n\nold\n\n<!-- end -->\nb\n<!-- two --><!-- end -->"
+    assert fill(text, {"one": "1", "two": "2"}) == "a\n<!-- one -->\n\n1\n\n<!-- end -->\nb\n<!-- two -->\n\n2\n\n<!-- end -->"
+    with pytest.raises(KeyError, match="two"):
+        fill(text, {"one": "1"})
