@@ -289,7 +289,7 @@ def scales() -> dict[str, Scale]:
     published = tuple(ForecastSetting(lookback=L, horizon=H) for L in (512, 1024, 2048, 4096) for H in (12, 24, 48, 96))
     return {
         "quick": Scale(settings=(quick,), width=32, batch=64, steps=100, rates=(3e-3,), evaluations=4, solved=None),
-        "laptop": Scale(settings=far[1:2], width=64, batch=32, steps=400, rates=(1e-3, 3e-3), evaluations=4, solved=None),
+        "laptop": Scale(settings=far[1:2], width=64, batch=32, steps=300, rates=(1e-3, 3e-3), evaluations=4, solved=None),
         "published": Scale(
             settings=published, width=64, depth=3, batch=32, steps=20_000, rates=(6e-4,), evaluations=40, solved=None
         ),

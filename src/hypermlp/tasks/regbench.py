@@ -236,7 +236,7 @@ Regbench.scales = {
         evaluations=5,
     ),
     "laptop": Scale(
-        settings=(RegbenchSetting(),), width=64, batch=32, steps=500, rates=(1e-3, 3e-3, 1e-2), evaluations=8, solved=0.995
+        settings=(RegbenchSetting(),), width=64, batch=32, steps=350, rates=(1e-3, 3e-3, 1e-2), evaluations=8, solved=0.995
     ),
     "published": Scale(
         settings=(PUBLISHED,), width=128, batch=32, steps=200 * 157, rates=(2.5e-4, 5e-4, 1e-3), evaluations=50, solved=None
