@@ -7,6 +7,8 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
 from hypermlp.config import IGNORED
 from hypermlp.tasks.base import Rows
@@ -136,6 +138,23 @@ def test_rows_of_a_language_ask_once_at_their_end_and_are_longer_in_the_test(nam
     found = task.baselines(setting, 0)["most frequent"]["sets"]["lengths 41-256"]
     assert found["accuracy"] == pytest.approx(0.5 if name == "parity" else 0.25, abs=0.2)
     assert set(found["slices"]["length"]) <= {"41-80", "81-160", "161-256"}
+
+
+class Sure(nn.Module):
+    """Right about short rows, wrong about long ones, and sure of both."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        right = torch.where((tokens == 2).sum(1) % 2 == 1, 2, 1)
+        guess = right if tokens.shape[1] < 16 else 3 - right
+        return 20 * nn.functional.one_hot(guess, 3).float()[:, None].expand(-1, tokens.shape[1], -1)
+
+
+def test_the_loss_that_chooses_rates_is_that_of_rows_as_trained() -> None:
+    task, setting = STATE["parity"], STATE["parity"].scale("laptop").settings[0]
+    found = task.scores(Sure(), task.open(setting, 0).validation, 64, setting, slices=True)
+    assert found["accuracy"] == 0
+    assert found["loss"] == found["sets"]["lengths 3-16"]["loss"] < 1e-6
+    assert found["sets"]["lengths 17-64"]["loss"] > 10
 
 
 def test_placed_rows_have_every_offset_and_the_same_answers() -> None:

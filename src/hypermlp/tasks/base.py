@@ -157,6 +157,13 @@ class Task(ABC):
         """The evaluation sets whose mean is the score of a run; empty: all."""
         return ()
 
+    def as_trained(self, setting: Any) -> tuple[str, ...]:
+        """The evaluation sets whose mean loss is that of a run, which chooses learning rates; empty: the headline's.
+
+        On rows beyond the training length the lowest loss is that of a model which has learned nothing and is sure of nothing.
+        """
+        return ()
+
     # Scoring
 
     def right(self, guesses: Tensor, targets: Tensor, facts: Mapping[str, Tensor]) -> Tensor:
@@ -179,9 +186,8 @@ class Task(ABC):
     def scores(
         self, model: nn.Module, sets: Sets, batch: int, setting: Any, *, clean: bool = True, slices: bool = False
     ) -> dict[str, Any]:
-        """At least "loss" and the measure, as means over the headline's sets; with `slices` also "sets", each on its own.
-
-        "worst" is the lowest accuracy of all sets. clean: see `open`.
+        """The measures as means over the headline's sets, and "loss" over those as trained; with `slices` also "sets", each on
+        its own. "worst" is the lowest accuracy of all sets. clean: see `open`.
         """
         found = {name: answer(model, rows, batch, self.judge) for name, rows in sets.items()}
         return self.summary(found, setting, slices=slices)
@@ -191,6 +197,8 @@ class Task(ABC):
         chosen = [each[name] for name in self.headline(setting) or each]
         measures = [name for name, value in chosen[0].items() if isinstance(value, float)]
         means: dict[str, Any] = {name: float(np.mean([one[name] for one in chosen])) for name in measures}
+        if (trained := self.as_trained(setting)) and "loss" in measures:
+            means["loss"] = float(np.mean([each[name]["loss"] for name in trained]))
         if "accuracy" in measures:
             means["worst"] = min(one["accuracy"] for one in each.values())
         if slices:

@@ -141,6 +141,9 @@ class GroupWords(Task):
             for name, length in lengths.items()
         }
 
+    def as_trained(self, setting: WordSetting) -> tuple[str, ...]:
+        return (f"as trained, {setting.length}",)
+
     def rows(self, setting: WordSetting, words: Ints) -> Rows:
         table = group_table(setting.group)
         inputs = np.pad(words, ((0, 0), (1, 0)), constant_values=len(table) + 1)
@@ -319,6 +322,9 @@ class FormalLanguage(Task):
                 rows = [parity_row(part, number, low, high) for number in range(count)]
             found[f"lengths {name}"] = self.group(setting, rows)
         return found
+
+    def as_trained(self, setting: LanguageSetting) -> tuple[str, ...]:
+        return (f"lengths {setting.shortest}-{setting.longest}",)
 
     def headline(self, setting: LanguageSetting) -> tuple[str, ...]:
         return (f"lengths {setting.longest + 1}-{setting.tested}",)
