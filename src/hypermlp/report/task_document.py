@@ -126,8 +126,8 @@ def picture(studies: Sequence[Study]) -> Figure:
     for ax, study in zip(axes, shown, strict=False):
         for number, column in enumerate(columns(study)):
             points = [(value, place) for place, mixer in enumerate(mixers) for value in column.values(mixer)]
-            look = {"color": f"C{number}", "markersize": 5, "markerfacecolor": "none" if number else f"C{number}"}
-            ax.plot(*zip(*points, strict=True), "^" if number else "o", label=column.set or "", **look)
+            (marks,) = ax.plot(*zip(*points, strict=True), "^" if number else "o", color=f"C{number}", label=column.set or "")
+            marks.set(markersize=5, markerfacecolor="none" if number else f"C{number}")
             ax.axvline(column.trivial(), linestyle="--", linewidth=1, color=f"C{number}")
         ax.set_yticks(range(len(mixers)), [title_of(mixer) or mixer for mixer in mixers])
         ax.invert_yaxis()
