@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 from made_up import mad, write
+from typer.testing import CliRunner
 
+from hypermlp.cli import app
 from hypermlp.report.markdown import fill
 from hypermlp.report.study import read_studies
 from hypermlp.report.task_document import document_blocks, picture
@@ -50,6 +52,13 @@ def test_means_over_seeds_trivial_answers_and_ways(folder: Path) -> None:
     ]
     assert blocks["beyond"].splitlines()[2:] == ["| Parity: longer | G-cg-q-12o (HyperGLU) | 75.0 | 10.0 | 20.0 | 30.0 |"]
     assert blocks["rates"].splitlines()[-1] == "| G-cg-q-12o (HyperGLU) | – | 0.001 |"
+
+
+def test_the_command_shows_the_scores_and_writes_the_page(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert "trivial baselines: worse 0.0, better 50.0" in done.output
+    assert "more lags, untrained" in (folder / "report.html").read_text()
 
 
 def test_the_picture_has_every_run(folder: Path) -> None:

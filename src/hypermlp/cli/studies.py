@@ -158,12 +158,16 @@ def report(
     from hypermlp.report.study import read_studies
     from hypermlp.report.table1 import show_table1
     from hypermlp.report.table5 import write_page
+    from hypermlp.report.tasks import task_table
 
     console = new_console()
     if page := write_page(folder, out):
         say(console, f"Report: {page}")
         return
     for study in read_studies(folder):
-        show_table1(console, study)
+        if "tasks" in study.plans:
+            console.print(task_table(study.mad, study.mixers, study.all_settings, console.width))
+        else:
+            show_table1(console, study)
     show_verdicts(console, folder)
     say(console, f"Report: {write_report(folder, out)}")

@@ -294,7 +294,9 @@ CLAIMS = (
 
 
 def judge_claims(study: Study) -> list[Outcome]:
-    """The claims of the study's protocol, or else the paper's, each with its comparisons."""
+    """The claims of the study's protocol, or else the paper's, each with its comparisons; none about tasks beyond Table 1."""
+    if "tasks" in study.plans:
+        return []
     claims = CLAIMS if study.protocol is None else registered_claims(study.protocol.comparisons, study.terms)
     return [Outcome(claim, claim.compare(study)) for claim in claims]
 
