@@ -11,7 +11,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from hypermlp.files import Record
-from hypermlp.report.study import title_of
+from hypermlp.report.study import full_name, title_of
 from hypermlp.report.table1 import task_title
 from hypermlp.report.terminal import Column, say, tabulate
 from hypermlp.studies.engine import Progress, Running
@@ -62,8 +62,7 @@ def running_table(running: Sequence[Running], width: int) -> RenderableType:
 
 def describe(run: Record) -> str:
     """The mixer and what it is trained on, in words; of hyperparameters only what differs from the plain case."""
-    title = title_of(run["mixer"])
-    mixer = f"{run['mixer']} ({title})" if title else run["mixer"]
+    mixer = full_name(run["mixer"])
     if run.get("kind") == "language":
         return f"{mixer}, language model" + (f", learning rate {run['lr']:g}" if run.get("phase") or run.get("rung") else "")
     changes = [part for part in run["setting"].partition("/")[2].split(",") if "=" in part and "num_test" not in part]

@@ -289,6 +289,12 @@ def title_of(mixer: str) -> str:
     return ALIASES.get(mixer) or (MIXERS[mixer].title if mixer in MIXERS else "")
 
 
+def full_name(mixer: str) -> str:
+    """The mixer, and behind it how it is called, where that is something else."""
+    title = title_of(mixer)
+    return f"{mixer} ({title})" if title else mixer
+
+
 # ---- reading ----
 
 

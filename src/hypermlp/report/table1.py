@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hypermlp.experiments import paper
 from hypermlp.report.estimates import NONE, Estimate, estimate, interval, seeds_text, spread_rule, spread_text
-from hypermlp.report.study import AVERAGE, LOSS, Study, evaluations_until, title_of
+from hypermlp.report.study import AVERAGE, LOSS, Study, evaluations_until, full_name, title_of
 from hypermlp.report.terminal import Column as Head
 from hypermlp.report.terminal import say, show_table
 from hypermlp.tasks import TASKS
@@ -222,9 +222,8 @@ def table1_markdown(study: Study) -> str:
     titles = ["mixer", "parameters", *(column.title for column in columns(study))]
     lines = ["| " + " | ".join(titles) + " |", "| --- |" + " ---: |" * (len(titles) - 1)]
     for row in grid(study):
-        name = f"{row.mixer} ({row.title})" if row.title else row.mixer
         cells = [cell.text if cell.paper is None else f"{cell.text} ({cell.paper_text})" for cell in row.cells]
-        lines.append("| " + " | ".join([name, row.parameters_text, *cells]) + " |")
+        lines.append("| " + " | ".join([full_name(row.mixer), row.parameters_text, *cells]) + " |")
     return "\n".join(lines)
 
 
@@ -232,9 +231,8 @@ def training_markdown(study: Study) -> str:
     """Language models trained side by side, for a document."""
     lines = ["| mixer | parameters | validation loss | minutes |", "| --- | ---: | ---: | ---: |"]
     for record in sorted(study.language, key=lambda record: str(record["mixer"])):
-        mixer, title = record["mixer"], title_of(record["mixer"])
         numbers = f"{record['parameters']:,} | {record['final']['loss']:.3f} | {record['seconds'] / 60:.1f}"
-        lines.append(f"| {f'{mixer} ({title})' if title else mixer} | {numbers} |")
+        lines.append(f"| {full_name(record['mixer'])} | {numbers} |")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from hypermlp.files import Record
 from hypermlp.report.estimates import NONE
 from hypermlp.report.markdown import markdown_table
-from hypermlp.report.study import Study, table_order, title_of
+from hypermlp.report.study import Study, full_name, table_order, title_of
 from hypermlp.report.style import new_figure
 from hypermlp.report.table1 import task_title
 from hypermlp.report.task_page import WAYS, runs, unit
@@ -65,11 +65,6 @@ def ordered(studies: Sequence[Study]) -> list[Study]:
 
 def all_mixers(studies: Sequence[Study]) -> list[str]:
     return sorted({mixer for study in studies for mixer in study.mixers}, key=table_order)
-
-
-def full_name(mixer: str) -> str:
-    title = title_of(mixer)
-    return f"{mixer} ({title})" if title else mixer
 
 
 # ---- tables ----
