@@ -12,7 +12,7 @@ import pytest
 from hypermlp.ops.native import build
 
 SCRIPT = Path(__file__).with_name("sanitized.py")
-SECONDS = 10  # after compiling, which takes longer
+LAYERS = 60  # a number, not a time: a fast machine tries no others than a slow one
 
 
 def runtime(compiler: str, name: str) -> str | None:
@@ -34,7 +34,7 @@ def run(code: str | None = None) -> subprocess.CompletedProcess[str]:
         "HYPERMLP_IMPL": "native",
         "PYTHONMALLOC": "malloc",
     }
-    command = [sys.executable, *(["-c", code] if code else [str(SCRIPT), "0", str(SECONDS)])]
+    command = [sys.executable, *(["-c", code] if code else [str(SCRIPT), "0", str(LAYERS)])]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
 
@@ -43,7 +43,6 @@ def test_no_report_on_random_layers_and_caches() -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     assert "runtime error" not in done.stderr
     assert "AddressSanitizer" not in done.stderr
-    assert int(done.stdout.rsplit(":", 1)[1]) >= 5
 
 
 def test_the_sanitizer_would_report() -> None:

@@ -98,7 +98,7 @@ struct ProjectWork {
     }
     void enter(i64 block) {
         b = block / P.per_batch, t = block % P.per_batch * PROJECT_ROWS, n = std::min(PROJECT_ROWS, p.T - t);
-        auto local = [&](std::vector<float> &x) { return hm_view{x.data() - t * p.C, 0, p.C, 0}; };
+        auto local = [&](std::vector<float> &x) { return x.empty() ? hm_view{} : hm_view{x.data() - t * p.C, 0, p.C, 0}; };
         conv_args.yk = local(xk), conv_args.yv = local(xv), conv_args.dyk = local(dxk), conv_args.dyv = local(dxv);
     }
     i64 row() const { return b * p.T + t; }
