@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[di
     out = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
         return out, run_here(STUDY, out, patch, Here())
+
+
+def test_one_contest_is_finished_before_the_next_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a study that is stopped has something to show. Started again, it first does what was decided before."""
+    with pytest.raises(KeyboardInterrupt):
+        run_here(STUDY, tmp_path, monkeypatch, Here(limit=6), ("S", "R"))
+    run_here(STUDY, tmp_path, monkeypatch, Here(), ("S", "R"))
+    lines, _ = read_lines(tmp_path / "runs.jsonl")
+    turns = [(mixer, phase) for (mixer, phase), _ in groupby(lines, key=lambda line: (line["mixer"], line["phase"]))]
+    assert turns == [("S", "search"), ("S", "final"), ("R", "search"), ("R", "final")]
 
 
 def test_a_study_searches_then_trains_with_fresh_seeds_and_resumes_anywhere(

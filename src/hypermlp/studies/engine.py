@@ -90,7 +90,8 @@ def run(
         retry_failed: run again what has failed before.
         checkpoint_seconds: how often an unfinished run is saved.
         marks: what every record of these jobs says besides.
-        follow: called with every new record; the jobs that it leads to. Workers wait for those as long as runs are at work.
+        follow: called with every new record; the jobs that it leads to, which come before all others. Workers wait for those
+            as long as runs are at work.
         tell: called a few times a second with the state of things.
         done: called with the record of every run that ends.
     """
@@ -144,14 +145,14 @@ class Engine:
         self.lost_starts = 0  # workers in a row that died before they were ready
 
     def add(self, jobs: Sequence[Job]) -> None:
-        """Jobs to do, unless they were done before; one that comes again is done again if it has no record any more."""
+        """Jobs to do next, unless they were done before; one that comes again is done again if it has no record any more."""
         records = self.folder.records
-        for job in jobs:
-            self.jobs[job.key] = job
+        self.jobs |= {job.key: job for job in jobs}
+        for job in reversed(jobs):
             if self.retry_failed and job.key in records and records[job.key]["error"] is not None:
                 del records[job.key]
             if job.key not in records:
-                self.todo.append(job)
+                self.todo.appendleft(job)
 
     def turn(self, stop: bool) -> None:
         """Listen to the workers for a moment, and give work to those that have none."""

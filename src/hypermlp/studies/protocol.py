@@ -124,7 +124,7 @@ def read_protocol(text: str) -> Protocol:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"the protocol is not TOML: {error}") from None
     studies: dict[str, Study] = {}
-    for folder, kind in (("mad", TaskStudy), ("language", LanguageStudy)):
+    for folder, kind in (("language", LanguageStudy), ("mad", TaskStudy)):  # the shorter first
         if numbers := values.pop(folder, None):
             studies[folder] = new(kind, folder, with_search(numbers, kind.rate_field))
     if not studies:

@@ -206,9 +206,9 @@ class Agenda:
         return self.study.chosen_jobs(self.contests, self.seeds, choices)
 
     def ready(self) -> list[Job]:
-        """All that can be done now and was not asked for before."""
-        trials, finals = self.study.next_trials(self.contests, self.folder.records.values()), self.finals()
-        found: list[Job] = [job for job in (*trials, *finals) if job.key not in self.asked]
+        """All that can be done now and was not asked for before; what is decided comes first, so that settings end in turn."""
+        trials = self.study.next_trials(self.contests, self.folder.records.values())
+        found: list[Job] = [job for job in (*self.finals(), *trials) if job.key not in self.asked]
         self.asked |= {job.key for job in found}
         return found
 
