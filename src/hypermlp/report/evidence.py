@@ -1,0 +1,78 @@
+"""Where HyperGLU stands in a registered study, for documents: a table of verdicts, and a picture of every gain behind them."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from hypermlp.report.claims import CONTRADICTED, HYPERGLU, HYPERMLP, INCONCLUSIVE, LEVEL, SUPPORTED, Evidence, margin, weigh
+from hypermlp.report.estimates import NONE
+from hypermlp.report.markdown import markdown_table
+from hypermlp.report.study import CEILING, FLOOR, LOSS, Study, title_of
+from hypermlp.report.style import new_figure
+from hypermlp.report.table1 import task_title
+
+SHOWN = ("S-pc", "gated_deltanet")  # rivals of the table
+RIVALS = (*SHOWN, "deltanet", "mamba", "gla", HYPERMLP)
+STANDS = {
+    SUPPORTED: "ahead",
+    CONTRADICTED: "behind",
+    LEVEL: "level",
+    INCONCLUSIVE: "undecided",
+    CEILING: "both solve it",
+    FLOOR: "both guess",
+}
+COLOURS = {SUPPORTED: "tab:green", CONTRADICTED: "tab:red"}  # grey: neither
+
+
+def measures(study: Study) -> list[str]:
+    return [*([LOSS] if study.language else []), *study.tasks]
+
+
+def title(measure: str) -> str:
+    return "Language, loss in nats" if measure == LOSS else f"{task_title(measure)}, %"
+
+
+def standing(study: Study, rival: str, measure: str) -> Evidence:
+    """HyperGLU beside a rival, by the terms of the protocol."""
+    return weigh(study, HYPERGLU, rival, measure, "more")
+
+
+def evidence_markdown(study: Study) -> str:
+    """Measures × rivals: means over seeds, gains with their intervals, and what they say."""
+    rows = []
+    for measure in measures(study):
+        found = [standing(study, rival, measure) for rival in SHOWN]
+        row = [title(measure), mean_text(study, HYPERGLU, found[0])]
+        for rival, item in zip(SHOWN, found, strict=True):
+            row += [mean_text(study, rival, item), NONE if item.gain is None else f"{STANDS[item.status]}, {item.gain_text}"]
+        rows.append(row)
+    heads = ["", title_of(HYPERGLU), *(head for rival in SHOWN for head in (title_of(rival) or rival, "HyperGLU is"))]
+    return markdown_table(heads, rows)
+
+
+def mean_text(study: Study, mixer: str, item: Evidence) -> str:
+    score = study.score(mixer, item.measure)
+    return NONE if score is None else f"{score.mean:.{item.digits}f}"
+
+
+def picture(study: Study) -> Figure:
+    """A panel per measure, a line per rival: HyperGLU's gain with its interval; grey: too small to matter."""
+    shown = measures(study)
+    figure, axes = new_figure(len(shown), width=1.6 + 1.75 * len(shown), height=2.6)
+    for ax, measure in zip(axes, shown, strict=True):
+        small = margin(measure, study.terms)
+        ax.axvspan(-small, small, color="0.9", zorder=0)
+        ax.axvline(0, color="0.5", linewidth=1, zorder=1)
+        for place, rival in enumerate(RIVALS):
+            item = standing(study, rival, measure)
+            if item.gain is not None:
+                colour = COLOURS.get(item.status, "0.35")
+                if item.gain.seeds > 1:
+                    ax.plot(item.gain.ends(study.terms.interval), (place, place), color=colour, linewidth=2)
+                ax.plot(item.gain.mean, place, "o", color=colour, markersize=5)
+        ax.set_yticks(range(len(RIVALS)), [title_of(rival) or rival for rival in RIVALS] if ax is axes[0] else [])
+        ax.set_ylim(len(RIVALS) - 0.5, -0.5)
+        name, unit = ("Language", "nats saved") if measure == LOSS else (task_title(measure), "points gained")
+        ax.set_title(name, fontsize=10)
+        ax.set_xlabel(unit, fontsize=9)
+    return figure
