@@ -107,15 +107,19 @@ def mixer_cell(mixer: str) -> Text:
 def accuracies(
     records: Sequence[Record], mixers: Sequence[str], settings: Mapping[str, str], title: str, width: int, unit: float = 100
 ) -> Group:
-    """Mixers down, tasks across: accuracies in per cent, means over finished seeds. settings: setting → task, of the study."""
+    """Mixers down, tasks across, their mean if there are several: accuracies in per cent, means over finished seeds.
+
+    settings: setting → task, of the study.
+    """
     scores, tasks = task_scores(records, settings), list(dict.fromkeys(settings.values()))
     digits = 1 if unit == 100 else 4
     rows: list[list[str | Text]] = []
     for mixer in mixers:
         by_task = [scores.get((mixer, task), {}) for task in tasks]
-        cells = [mean(by_seed.values()) if by_seed else None for by_seed in (*by_task, common_mean(by_task))]
+        shown = by_task if len(tasks) == 1 else [*by_task, common_mean(by_task)]
+        cells = [mean(by_seed.values()) if by_seed else None for by_seed in shown]
         rows.append([mixer_cell(mixer), *("" if cell is None else f"{unit * cell:.{digits}f}" for cell in cells)])
-    heads = [Column("mixer"), *(Column(task_title(task)) for task in tasks), Column("mean")]
+    heads = [Column("mixer"), *(Column(task_title(task)) for task in tasks), *([] if len(tasks) == 1 else [Column("mean")])]
     return tabulate(width, title, heads, rows)
 
 
