@@ -127,11 +127,13 @@ def picture(studies: Sequence[Study]) -> Figure:
         ax.set_yticks(range(len(mixers)), [title_of(mixer) or mixer for mixer in mixers])
         ax.invert_yaxis()
         better = "" if study.measure == "accuracy" else ", lower is better"
-        ax.set(title=task_title(study.tasks[0]), xlabel=f"{unit(study)[2]}{better}")
+        ax.set_title(task_title(study.tasks[0]), loc="left")
+        ax.set_xlabel(f"{unit(study)[2]}{better}")
         if study.measure == "accuracy":
             ax.set_xlim(-3, 103)
         if len(columns(study)) > 1:
-            ax.legend(frameon=False, fontsize=8)
+            beside_title = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 2, "borderaxespad": 0}
+            ax.legend(frameon=False, fontsize=8, handletextpad=0, columnspacing=0.5, **beside_title)
     for ax in axes[len(shown) :]:
         ax.set_visible(False)
     return figure
