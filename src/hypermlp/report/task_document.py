@@ -132,8 +132,8 @@ def picture(studies: Sequence[Study]) -> Figure:
         if study.measure == "accuracy":
             ax.set_xlim(-3, 103)
         if len(columns(study)) > 1:
-            beside_title = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 2, "borderaxespad": 0}
-            ax.legend(frameon=False, fontsize=8, handletextpad=0, columnspacing=0.5, **beside_title)
+            close = {"frameon": False, "fontsize": 8, "handletextpad": 0, "columnspacing": 0.5, "borderaxespad": 0}
+            ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, **close)  # beside the title
     for ax in axes[len(shown) :]:
         ax.set_visible(False)
     return figure
