@@ -54,6 +54,17 @@ def test_means_over_seeds_trivial_answers_and_ways(folder: Path) -> None:
     assert blocks["rates"].splitlines()[-1] == "| G-cg-q-12o (HyperGLU) | – | 0.001 |"
 
 
+def test_copying_is_shown_by_length(tmp_path: Path) -> None:
+    runs = [run("S-p", "copy", {"16 letters": 0.5, "32 letters": 0.0}, 0.0, seed) for seed in (0, 1)]
+    runs[1]["metrics"]["sets"]["32 letters"]["loss"] = 4.0
+    write(tmp_path, runs, {"study": "tasks", "task": "copy", "width": 64, "depth": 2})
+    assert document_blocks(read_studies(tmp_path))["losses"].splitlines() == [
+        "| mixer | Copy: 16 letters | Copy: 32 letters |",
+        "| --- | ---: | ---: |",
+        "| S-p | 1.00 | 2.50 |",
+    ]
+
+
 def test_the_command_shows_the_scores_and_writes_the_page(folder: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(folder)])
     assert done.exit_code == 0, done.output

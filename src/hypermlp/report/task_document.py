@@ -73,7 +73,12 @@ def all_mixers(studies: Sequence[Study]) -> list[str]:
 def document_blocks(studies: Sequence[Study]) -> dict[str, str]:
     """What docs/tasks.md prints, by the names of its blocks."""
     shown = ordered(studies)
-    return {"scores": scores_markdown(shown), "rates": rates_markdown(shown), "beyond": beyond_markdown(shown)}
+    return {
+        "scores": scores_markdown(shown),
+        "rates": rates_markdown(shown),
+        "beyond": beyond_markdown(shown),
+        "losses": losses_markdown(shown),
+    }
 
 
 def scores_markdown(studies: Sequence[Study]) -> str:
@@ -108,6 +113,21 @@ def beyond_markdown(studies: Sequence[Study]) -> str:
                 cells = (column.text([column.of(one[way]) for one in ways if way in one]) for way in WAYS)
                 rows.append([f"{task_title(study.tasks[0])}: {column.set}", full_name(mixer), *cells])
     return markdown_table(["rows", "mixer", *WAYS], rows)
+
+
+def losses_markdown(studies: Sequence[Study]) -> str:
+    """Copying by length, the loss of a letter: where no string is right as a whole, it tells how far off they are."""
+    shown = [study for study in studies if study.tasks[0] in ("copy", "copy-offsets")]
+    sets = [(study, name) for study in shown for name in next(iter(study.chosen.values()))["metrics"]["sets"]]
+    rows = []
+    for mixer in all_mixers(shown):
+        row = [full_name(mixer)]
+        for study, name in sets:
+            found = runs(study, mixer, next(iter(study.all_settings)))
+            losses = [run["metrics"]["sets"][name]["loss"] for run in found]
+            row.append(f"{sum(losses) / len(losses):.2f}" if losses else NONE)
+        rows.append(row)
+    return markdown_table(["mixer", *(f"{task_title(study.tasks[0])}: {name}" for study, name in sets)], rows)
 
 
 # ---- the picture ----
