@@ -90,8 +90,8 @@ def mean_cell(values: Sequence[float], times: float, digits: int) -> str:
     found = estimate(times * value for value in values)
     if found is None:
         return cell(NONE)
-    spread = f"{min(found.values):.{digits}f} to {max(found.values):.{digits}f}" if found.seeds > 1 else ""
-    return cell(f"{found.mean:.{digits}f}", found.mean, small=spread)
+    mean, _, spread = interval(found, digits).partition(" [")
+    return cell(mean, found.mean, small=spread.rstrip("]"))
 
 
 def run_cells(chosen: Sequence[Record]) -> list[str]:
