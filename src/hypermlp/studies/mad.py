@@ -116,7 +116,9 @@ class TaskStudy(Study):
         return tuple(MAD)
 
     def settings(self) -> dict[str, Setting]:
-        return {setting.key: setting for task in self.tasks for setting in self.settings_of(task)}
+        """Those with the shortest runs first, so that a stopped study has as many whole tasks as it can."""
+        found = [setting for task in self.tasks for setting in self.settings_of(task)]
+        return {setting.key: setting for setting in sorted(found, key=self.tokens_of)}
 
     def settings_of(self, task: str) -> list[Any]:
         """The settings of a task, with this study's numbers in them."""
@@ -132,6 +134,10 @@ class TaskStudy(Study):
             return self.steps[setting.task]
         assert self.epochs is not None
         return self.epochs * math.ceil(setting.num_train / self.batch)
+
+    def tokens_of(self, setting: Setting) -> int:
+        """That a run is trained on."""
+        return self.steps_of(setting) * self.batch * setting.seq_len
 
     def build(self, setting: Setting, mixer: str, size: int | None, inner: int) -> nn.Module:
         make_mixer = partial(build_mixer, mixer, self.width, setting.seq_len, size, init=self.init)
@@ -272,8 +278,7 @@ class TaskJob:
 
     @property
     def cost(self) -> float:
-        """Tokens to be trained on."""
-        return self.study.steps_of(self.setting) * self.study.batch * self.setting.seq_len
+        return self.study.tokens_of(self.setting)
 
     def build(self) -> nn.Module:
         own.adopt([self.mixer])
