@@ -82,7 +82,7 @@ def test_one_graph_serves_all_lengths(name: str) -> None:
     compiled = torch.compile(mixer, backend="eager", fullgraph=True, dynamic=True)
     for length in (8, 11):
         x = randn(2, length, 16, seed=length, dtype=torch.float32)
-        assert_same(compiled(x), mixer(x))
+        assert_same(compiled(x), mixer(x), 1e-6)  # both in float32, by different products
 
 
 def test_vmap_over_the_batch() -> None:

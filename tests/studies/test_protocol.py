@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hypermlp.report.claims import LEVEL, SUPPORTED, judge_claims
+from hypermlp.report.claims import LEVEL, SUPPORTED, UNFINISHED, judge_claims
 from hypermlp.report.page import write_report
 from hypermlp.report.study import read_studies
 from hypermlp.studies import engine
@@ -59,6 +59,7 @@ worse = "R"
 expect = "level"
 on = ["memorization"]
 """
+STEPS = "{memorization = 12, compression = 12}"
 
 
 def run(text: str, out: Path, path: Path) -> list[dict[str, Any]]:
@@ -123,6 +124,34 @@ def test_every_record_has_the_digest_and_changes_after_the_first_are_deviations(
     page = write_report(out).read_text()
     assert "1 deviation from the protocol after the first record" in page
     assert "seeds: 5 → 6" in page
+
+
+def test_no_claim_is_supported_before_all_its_runs_are_there(tmp_path: Path, made_up: None) -> None:
+    """And the average is that of all tasks that were registered, not of those that are finished."""
+    path = tmp_path / "protocol.toml"
+    two = TEXT.replace('["memorization"]\nscale', '["memorization", "compression"]\nscale').replace(
+        "{memorization = 12}", STEPS
+    )
+    run(two.replace('on = ["memorization"]', 'on = ["memorization", "average"]'), tmp_path / "out", path)
+    (study,) = read_studies(tmp_path / "out")
+    assert judge_claims(study)[0].verdict == SUPPORTED
+    lines = tmp_path / "out" / "mad" / "runs.jsonl"
+    records = [line for line in lines.read_text().splitlines(keepends=True) if not is_final(line, "compression", seed=4)]
+    lines.write_text("".join(records))
+    (study,) = read_studies(tmp_path / "out")
+    (claim,) = judge_claims(study)
+    assert claim.words == "not finished: MAD average"
+    assert [item.status for item in claim.evidence] == [SUPPORTED, UNFINISHED]
+    lines.write_text("".join(line for line in records if not is_final(line, "compression")))
+    (study,) = read_studies(tmp_path / "out")
+    assert study.score("S", "average") is None
+    assert judge_claims(study)[0].verdict == UNFINISHED
+    assert "… not finished" in write_report(tmp_path / "out").read_text()
+
+
+def is_final(line: str, task: str, seed: int | None = None) -> bool:
+    record = json.loads(line)
+    return record["phase"] == "final" and record["task"] == task and seed in (None, record["seed"])
 
 
 def test_what_was_not_registered_is_told(tmp_path: Path, made_up: None) -> None:

@@ -8,7 +8,7 @@ something gains fails if it loses on one of them. A study with a protocol (studi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
@@ -20,6 +20,7 @@ from hypermlp.studies.protocol import Comparison, Expectation, Terms
 from hypermlp.studies.scores import common_mean
 
 SUPPORTED, CONTRADICTED, INCONCLUSIVE = "supported", "contradicted", "inconclusive"
+UNFINISHED = "not finished"  # a registered comparison that lacks runs: no claim is supported before all of it is there
 LEVEL = "no difference"  # none that matters: the whole interval is smaller
 NOT_BEHIND = "not behind"  # a comparison that shows no loss: it does not fail a claim, and supports none
 SHOWN = ""  # the status of a comparison that is printed and not judged
@@ -39,6 +40,11 @@ class Evidence:
     status: str
     terms: Terms
     note: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """There are as many seeds as a verdict needs."""
+        return self.gain is not None and self.gain.seeds >= self.terms.seeds
 
     @property
     def digits(self) -> int:
@@ -76,12 +82,15 @@ class Outcome:
     def verdict(self) -> str:
         """One comparison that fails is enough to fail; one that shows an effect is needed to support."""
         found = [item.status for item in self.evidence]
-        order = (CONTRADICTED, SUPPORTED, INCONCLUSIVE, LEVEL, NOT_BEHIND, CEILING, FLOOR)
+        order = (CONTRADICTED, UNFINISHED, SUPPORTED, INCONCLUSIVE, LEVEL, NOT_BEHIND, CEILING, FLOOR)
         return next((status for status in order if status in found), INCONCLUSIVE)
 
     @property
     def words(self) -> str:
         """The verdict as it is printed."""
+        if self.verdict == UNFINISHED:
+            lacking = dict.fromkeys(measure_name(item) for item in self.evidence if item.status == UNFINISHED)
+            return f"{UNFINISHED}: {', '.join(lacking)}"
         level = dict.fromkeys(smallest(item.measure, item.terms) for item in self.evidence if item.status == LEVEL)
         return f"no difference larger than {' or '.join(level)}" if self.verdict == LEVEL else self.verdict
 
@@ -315,12 +324,14 @@ def registered_claims(comparisons: Sequence[Comparison], terms: Terms) -> list[C
 
 
 def weigh_all(comparisons: Sequence[Comparison], study: Study) -> list[Evidence]:
-    return [
-        weigh(study, item.better, item.worse, measure, item.expect)
-        for item in comparisons
-        for measure in item.on
-        if measure in study.measures
-    ]
+    """All that was registered, whether it was run or not."""
+    found = [weigh(study, item.better, item.worse, measure, item.expect) for item in comparisons for measure in item.on]
+    return [due(study, item) for item in found]
+
+
+def due(study: Study, item: Evidence) -> Evidence:
+    """A comparison of a registered study is judged when all its seeds are there."""
+    return item if item.complete or study.protocol is None else replace(item, status=UNFINISHED)
 
 
 EXPECTED: dict[Expectation, str] = {
@@ -399,7 +410,8 @@ def predictions(study: Study) -> list[Prediction]:
         status = (
             judge_low(gain, task, study.terms, bound) if expected == "low" else judge_high(gain, task, study.terms, bound, low)
         )
-        found.append(Prediction(task, expected, Evidence("with mixing", "without", task, gain, in_paper, status, study.terms)))
+        item = Evidence("with mixing", "without", task, gain, in_paper, status, study.terms)
+        found.append(Prediction(task, expected, due(study, item)))
     return found
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from html import escape
 
-from hypermlp.report.claims import CONTRADICTED, INCONCLUSIVE, LEVEL, NOT_BEHIND, SUPPORTED
+from hypermlp.report.claims import CONTRADICTED, INCONCLUSIVE, LEVEL, NOT_BEHIND, SUPPORTED, UNFINISHED
 from hypermlp.report.estimates import NONE
 from hypermlp.report.study import CEILING, FLOOR, title_of
 
@@ -50,7 +50,16 @@ def paragraph(text: str, kind: str = "") -> str:
     return f"<p{f' class={kind}' if kind else ''}>{prose(text)}</p>"
 
 
-SIGNS = {SUPPORTED: "✓", CONTRADICTED: "✗", LEVEL: "=", NOT_BEHIND: "≥", INCONCLUSIVE: "?", CEILING: "⊤", FLOOR: "⊥"}
+SIGNS = {
+    SUPPORTED: "✓",
+    CONTRADICTED: "✗",
+    LEVEL: "=",
+    NOT_BEHIND: "≥",
+    INCONCLUSIVE: "?",
+    UNFINISHED: "…",
+    CEILING: "⊤",
+    FLOOR: "⊥",
+}
 
 
 def verdict(status: str, text: str = "") -> str:

@@ -19,6 +19,7 @@ from hypermlp.report.claims import (
     NOT_BEHIND,
     REASONS,
     SUPPORTED,
+    UNFINISHED,
     Evidence,
     judge_claims,
     noise_rule,
@@ -201,7 +202,7 @@ def ranking(study: Study, measure: str) -> list[str]:
 
 
 def tally(verdicts: Sequence[str]) -> str:
-    order = (SUPPORTED, CONTRADICTED, LEVEL, NOT_BEHIND, CEILING, FLOOR, INCONCLUSIVE)
+    order = (SUPPORTED, CONTRADICTED, LEVEL, NOT_BEHIND, CEILING, FLOOR, INCONCLUSIVE, UNFINISHED)
     return ", ".join(f"{verdicts.count(status)} {status}" for status in order if status in verdicts)
 
 

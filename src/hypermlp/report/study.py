@@ -34,6 +34,7 @@ from hypermlp.models.lm import ModelConfig
 from hypermlp.report.estimates import Estimate, estimate
 from hypermlp.studies.folder import read_lines
 from hypermlp.studies.language import LAST
+from hypermlp.studies.mad import TaskStudy
 from hypermlp.studies.protocol import VERSIONS, Protocol, Terms, Version, read_protocol, read_versions, registration_problems
 from hypermlp.studies.scores import common_mean, setting_score, task_scores
 from hypermlp.studies.search import PHASE, Choice, Outcome, Place, Search, choose, place_of, read_search
@@ -93,6 +94,12 @@ class Study:
     def tasks(self) -> list[str]:
         found = dict.fromkeys(record["task"] for record in self.mad)
         return [*(task for task in TASKS if task in found), *(task for task in found if task not in TASKS)]
+
+    @property
+    def due(self) -> Sequence[str]:
+        """The tasks that an average is over: those of the protocol, or else all that were run."""
+        half = None if self.protocol is None else self.protocol.studies.get("mad")
+        return half.tasks if isinstance(half, TaskStudy) else self.tasks
 
     @cached_property
     def measure(self) -> str:
@@ -161,7 +168,7 @@ class Study:
         for mixer in self.mixers:
             for task in self.tasks:
                 found[mixer, task] = {seed: 100 * score for seed, score in scores.get((mixer, task), {}).items()}
-            found[mixer, AVERAGE] = common_mean([found[mixer, task] for task in self.tasks])
+            found[mixer, AVERAGE] = common_mean([found.get((mixer, task), {}) for task in self.due])
             losses = {seed: final_loss(record) for (name, seed), record in self.language_runs.items() if name == mixer}
             found[mixer, LOSS] = {seed: loss for seed, loss in losses.items() if loss is not None}
         return found
@@ -187,9 +194,8 @@ class Study:
 
     def bound(self, mixers: Sequence[str], measure: str) -> str:
         """CEILING where all of them solve the task, FLOOR where all of them guess; empty otherwise."""
-        floor = self.floor(measure)
         scores = [score.mean for mixer in mixers if (score := self.score(mixer, measure)) is not None]
-        if floor is None or not scores:
+        if not scores or (floor := self.floor(measure)) is None:
             return ""
         if min(scores) >= FULL:
             return CEILING

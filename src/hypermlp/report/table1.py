@@ -166,7 +166,7 @@ def published(study: Study, mixer: str, key: str | float) -> float | None:
     if not isinstance(key, str):
         return row.evaluations.get(key)
     if key == AVERAGE:
-        return row.average if len(study.tasks) == len(paper.TASKS) else fmean(row.accuracy[task] for task in study.tasks)
+        return row.average if len(study.due) == len(paper.TASKS) else fmean(row.accuracy[task] for task in study.due)
     return row.loss if key == LOSS else row.accuracy[key]
 
 
