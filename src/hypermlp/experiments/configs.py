@@ -94,7 +94,7 @@ def paper(width: int, tokens: float) -> RunConfig:
 CONFIGS: dict[str, RunConfig] = {
     # Minutes on two cores, and needs no file.
     "tiny": RunConfig(
-        model=ModelConfig(vocabulary=257, width=96, depth=4, length=256),
+        model=ModelConfig(vocabulary=257, width=96, depth=4, length=256, init="decays"),
         data=DataConfig(corpus="stdlib", tokenizer="bytes", context=256),
         train=TrainConfig(
             steps=600, batch=16, micro=8, lr=3e-3, warmup=60, evaluate_every=50, evaluate_batches=16, save_every=50
