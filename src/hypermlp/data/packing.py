@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -131,11 +132,16 @@ def shuffled(place: int, count: int, seed: int, epoch: int) -> int:
     while True:
         left, right = place >> half, place & (1 << half) - 1
         for turn in range(6):
-            digest = hashlib.blake2b(f"{seed} {epoch} {turn} {right}".encode(), digest_size=8).digest()
-            left, right = right, left ^ int.from_bytes(digest, "big") & (1 << half) - 1
+            left, right = right, left ^ scrambled(seed, epoch, turn, right) & (1 << half) - 1
         place = left << half | right
         if place < count:
             return place
+
+
+@lru_cache(maxsize=2**14)  # of the 6 · 2^half that an epoch needs, most are needed again
+def scrambled(seed: int, epoch: int, turn: int, number: int) -> int:
+    digest = hashlib.blake2b(f"{seed} {epoch} {turn} {number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
 class Packed(NamedTuple):
