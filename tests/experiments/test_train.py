@@ -22,7 +22,7 @@ from hypermlp.data.shards import prepare
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import ByteTokenizer, find_tokenizer
 from hypermlp.experiments.config_files import to_toml
-from hypermlp.experiments.configs import CONFIGS, RunConfig, configure, count
+from hypermlp.experiments.configs import CONFIGS, RATES, RunConfig, configure, count
 from hypermlp.experiments.cost import estimate_cost
 from hypermlp.experiments.generate import decode, find_saved, open_model, write_text
 from hypermlp.experiments.train import start
@@ -106,6 +106,28 @@ def test_another_mixer_gets_as_many_parameters(mixer: str) -> None:
     assert changed.mixer == (tuple(mixer.split(",")) if "," in mixer else mixer)
     assert count(changed) == pytest.approx(reference, rel=0.005)
     assert configure("tiny", [f"model.mixer={mixer}", "model.inner=64"]).model.inner == 64
+
+
+def test_the_learning_rate_follows_the_mixer_unless_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(notice, "once", told.append)
+    rates = RATES["tiny"]
+    assert len(set(rates.values())) > 1
+    for names, label in ((("hyperglu", "G-cg-q-12o"), "G-cg-q-12o"), (("softmax", "S-p"), "S-p"), (("S-pc",), "S-pc")):
+        for name in names:
+            assert configure("tiny", [f"model.mixer={name}"]).train.lr == rates[label]
+            assert configure("tiny", [f"model.mixer={name}", "train.lr=1e-3"]).train.lr == 1e-3
+    own = CONFIGS["tiny"].train.lr
+    assert own == rates["G-cg-q-12o"]
+    for mixer in ("gla", "hyperglu,softmax"):
+        assert configure("tiny", [f"model.mixer={mixer}"]).train.lr == own
+        assert any(f"no rate was searched for {mixer}" in message for message in told)
+    path = tmp_path / "my.toml"
+    path.write_text('base = "tiny"\n[model]\nmixer = "softmax"')
+    assert configure(str(path)).train.lr == rates["S-p"]
+    path.write_text(to_toml(configure("tiny", ["train.lr=1e-4"]).to_dict()))
+    assert configure(str(path), ["model.mixer=softmax"]).train.lr == 1e-4
+    assert configure("nanogpt-owt2", ["model.mixer=softmax"]).train.lr == CONFIGS["nanogpt-owt2"].train.lr
 
 
 @pytest.mark.parametrize(

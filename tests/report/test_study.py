@@ -11,10 +11,11 @@ import torch
 from made_up import language, mad, write
 
 from hypermlp.mixers import build_mixer
-from hypermlp.mixers.labels import build, count_by_component
+from hypermlp.mixers.labels import SAME, build, count_by_component
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters
 from hypermlp.report.estimates import estimate, student_t
-from hypermlp.report.study import AVERAGE, LOSS, SAME, evaluations_until, final_loss, mean_curve, read_studies
+from hypermlp.report.study import AVERAGE, LOSS, evaluations_until, final_loss, mean_curve, read_studies
+from hypermlp.report.table1 import rate_losses
 
 
 @pytest.mark.parametrize("freedom, t", [(1, 12.7062), (2, 4.3027), (3, 3.1824), (5, 2.5706), (10, 2.2281), (30, 2.0423)])
@@ -63,12 +64,17 @@ def test_a_seed_counts_where_nothing_of_it_is_missing(tmp_path: Path) -> None:
     assert study.values("S", AVERAGE) == {1: pytest.approx((45.5 + 51) / 2)}
 
 
-def test_trained_models_of_other_sizes_are_not_merged(tmp_path: Path) -> None:
-    losses = {"a": 3.0, "b": 2.5, "c": 2.0}
-    changes: dict[str, dict[str, object]] = {"a": {}, "b": {"inner": 64}, "c": {"size": 8}}
+def test_trained_models_of_other_sizes_and_rates_are_not_merged(tmp_path: Path) -> None:
+    losses = {"a": 3.0, "b": 2.5, "c": 2.0, "d": 1.5, "e": 1.0}
+    softmax = {"mixer": "softmax"}
+    changes: dict[str, dict[str, object]] = {"a": {}, "b": {"inner": 64}, "c": {"size": 8}, "d": softmax, "e": softmax}
     for name, change in changes.items():
         model = ModelConfig(vocabulary=32, width=16, depth=1, length=16, inner=48).replace(**change)
-        config = {"model": model.to_dict(), "data": {"context": 16}, "train": {"batch": 2, "seed": 0}}
+        config = {
+            "model": model.to_dict(),
+            "data": {"context": 16},
+            "train": {"batch": 2, "seed": 0, "lr": 2e-3 if name == "e" else 1e-3},
+        }
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(json.dumps({"config": config, "starts": []}))
         point = {"step": 1, "loss": 4.0, "validation": losses[name], "tokens_per_second": 10.0}
@@ -79,7 +85,10 @@ def test_trained_models_of_other_sizes_are_not_merged(tmp_path: Path) -> None:
         "G-cg-q-12o (inner=48)": 3.0,
         "G-cg-q-12o (inner=64)": 2.5,
         "G-cg-q-12o (inner=48, size=8)": 2.0,
+        "S-p (lr=0.001)": 1.5,
+        "S-p (lr=0.002)": 1.0,
     }
+    assert rate_losses(study)["S-p"] == {1e-3: 1.5, 2e-3: 1.0}
 
 
 def test_the_protocol_picks_the_learning_rate(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """English prose from Debian's packages, which can be had where there is no Hub: `apt-get download NAME` needs no root.
 
-    anarchism         markdown       a document per page             12 MB
-    dict-gcide        dictionary     a document per entry            30 MB
+    anarchism         markdown       a document per page             11 MB
+    dict-gcide        dictionary     a document per entry            33 MB
     dict-foldoc       dictionary     a document per entry             5 MB
     bible-kjv-text    compressed     a document per chapter           4 MB
     fortunes          short pieces   a document per piece             2 MB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from hypermlp.data.corpus import INDEX, read_index
 from hypermlp.data.tokenizers import find_tokenizer
 from hypermlp.experiments.config_files import PARTS, SUFFIXES, is_config_file, read_config_file
 from hypermlp.mixers import own
+from hypermlp.mixers.labels import SAME
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, match_inner_width
 from hypermlp.train.language import TrainConfig
 
@@ -97,7 +98,7 @@ CONFIGS: dict[str, RunConfig] = {
         model=ModelConfig(vocabulary=257, width=96, depth=4, length=256, init="decays"),
         data=DataConfig(corpus="stdlib", tokenizer="bytes", context=256),
         train=TrainConfig(
-            steps=600, batch=16, micro=8, lr=3e-3, warmup=60, evaluate_every=50, evaluate_batches=16, save_every=50
+            steps=600, batch=16, micro=8, lr=4e-3, warmup=60, evaluate_every=50, evaluate_batches=16, save_every=50
         ),
     ),
     # Table 1: GPT-2 small with NanoGPT's settings, of whose 600,000 steps the paper takes 80 × 500.
@@ -124,23 +125,28 @@ CONFIGS: dict[str, RunConfig] = {
     "1.3b-100b": paper(2048, 100e9),
 }
 
+# Learning rates that were searched, by configuration and label: the best of results/rates (docs/training.md says how).
+RATES: dict[str, dict[str, float]] = {"tiny": {"G-cg-q-12o": 4e-3, "S-p": 2e-3, "S-pc": 8e-3}}
+
 
 def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
     """The named configuration, or that of a file, with fields changed.
 
     What follows from a changed field follows it, unless it is given too: model.length a new context, model.vocabulary a new
-    corpus or tokenizer, model.inner a new width, and, so that models stay equal in parameters, model.inner a new mixer.
+    corpus or tokenizer, model.inner a new width. A new mixer is followed by model.inner, so that models stay equal in
+    parameters, and by train.lr, where rates were searched (RATES).
     A mixer of the user's own, FILE.py:CLASS, is imported here and registered if the overrides name it, not if a file does.
 
     >>> configure("tiny", ["train.steps=100", "data.context=128"]).model.length
     128
     """
-    start, given = find_config(name)
+    base, start, given = find_config(name)
     named = dict(map(parse_override, overrides))
     mixer = named.get("model.mixer", ())
     own.adopt([mixer] if isinstance(mixer, str) else mixer)
     changes = {**given, **named}
     follow_tokenizer(start, changes)
+    follow_mixer(start, RATES.get(base, {}), changes)
     found = apply(start, changes)
     if "model.mixer" in changes and not changes.keys() & {"model.inner", "model.size"}:
         mixer = changes.pop("model.mixer")
@@ -155,25 +161,28 @@ def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
     return found
 
 
-def find_config(name: str) -> tuple[RunConfig, dict[str, Any]]:
-    """A named configuration; or that of a file (config_files.py): its base, and the changes that the file makes to it."""
+def find_config(name: str) -> tuple[str, RunConfig, dict[str, Any]]:
+    """A named configuration; or that of a file (config_files.py): its base, and the changes that the file makes to it.
+
+    The base comes with its name, which is empty for a file that has none.
+    """
     if not is_config_file(name):
         if name not in CONFIGS:
             known = ", ".join(CONFIGS)
             raise ValueError(f"unknown configuration {name!r}; known are {known}, and files that end in {', '.join(SUFFIXES)}")
-        return CONFIGS[name], {}
+        return name, CONFIGS[name], {}
     base, texts = read_config_file(Path(name))
     changes = dict(parse_override(f"{key}={text}") for key, text in texts.items())
     if base is not None:
         if base not in CONFIGS:
             raise ValueError(f"base ({base}) in {name} must be one of {', '.join(CONFIGS)}")
-        return CONFIGS[base], changes
+        return base, CONFIGS[base], changes
     parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     for key, value in changes.items():
         part, _, field = key.partition(".")
         parts[part][field] = value
     try:
-        return RunConfig.from_dict(parts), {}
+        return "", RunConfig.from_dict(parts), {}
     except TypeError as error:  # a field without a default is missing
         raise ValueError(f'{name} lacks fields ({error}); give them, or a base such as base = "tiny"') from error
 
@@ -190,6 +199,20 @@ def follow_tokenizer(config: RunConfig, changes: dict[str, Any]) -> None:
     if needed is not None and not needed <= config.model.vocabulary < needed + PADDING:
         changes["model.vocabulary"] = needed
         notice.once(f"model.vocabulary={needed} (not {config.model.vocabulary}): as many tokens as the tokenizer has")
+
+
+def follow_mixer(config: RunConfig, rates: Mapping[str, float], changes: dict[str, Any]) -> None:
+    """Add the learning rate that was searched for a changed mixer to the changes, unless they have one."""
+    mixer = changes.get("model.mixer", config.model.mixer)
+    if not rates or "train.lr" in changes or mixer == config.model.mixer:
+        return
+    found = rates.get(SAME.get(mixer, mixer)) if isinstance(mixer, str) else None
+    if found is None:
+        shown = mixer if isinstance(mixer, str) else ",".join(mixer)
+        notice.once(f"train.lr={config.train.lr:g} is {config.model.mixer}'s: no rate was searched for {shown}, so try others")
+    elif found != config.train.lr:
+        changes["train.lr"] = found
+        notice.once(f"train.lr={found:g} (not {config.train.lr:g}): the best of those tried with {mixer}")
 
 
 def find_vocabulary(corpus: str, tokenizer: str | None) -> int | None:

@@ -36,6 +36,7 @@ TABLE1 = (
     *("G-cg-q-1o", "R-cg-q-1o", "G-g-q-12o", "R-g-q-12o"),
     *("G-12o!", "G-1o!", "G-2o!", "R-12o!", "R-1o!", "R-2!", "G-12!", "R-12!"),
 )
+SAME = {"hyperglu": "G-cg-q-12o", "hypermlp": "R-cg-q-12o", "softmax": "S-p"}  # registered name → the label it is
 ALIASES = {"R": "ReLU attention", "S": "softmax attention", "R-cg-q-12o": "HyperMLP", "G-cg-q-12o": "HyperGLU"}
 # Letter → its name and, behind the colon, what it does.
 MEANING = {

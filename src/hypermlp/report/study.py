@@ -29,7 +29,7 @@ from hypermlp.experiments.configs import count
 from hypermlp.experiments.generate import RUN
 from hypermlp.files import Record
 from hypermlp.mixers import MIXERS
-from hypermlp.mixers.labels import ALIASES, TABLE1
+from hypermlp.mixers.labels import ALIASES, SAME, TABLE1
 from hypermlp.models.lm import ModelConfig
 from hypermlp.report.estimates import Estimate, estimate
 from hypermlp.studies.folder import read_lines
@@ -46,7 +46,6 @@ AVERAGE, LOSS = "average", "loss"  # measures beside the tasks: mean over the ta
 CEILING, FLOOR = "at ceiling", "at floor"  # all sides of a comparison solve the task, or all guess: it shows nothing
 FULL = 98.0  # percent, from where there is no room to gain
 REFERENCES = ("S-pc", "S-p", "S")  # softmax attention, the first of them that was run
-SAME = {"hyperglu": "G-cg-q-12o", "hypermlp": "R-cg-q-12o", "softmax": "S-p"}  # registered name → the label it is
 
 
 # ---- a study ----
@@ -390,7 +389,7 @@ def read_parts(root: Path, path: Path) -> list[Part]:
 
 
 def read_training(root: Path, path: Path) -> Part:
-    """A training run as one language record; runs that differ in mixer, feed-forward and seed alone may be compared."""
+    """A training run as one language record; runs that differ in mixer, size, learning rate and seed alone are compared."""
     head = json.loads((path / RUN).read_text())
     config = head["config"]
     model, how = dict(config["model"]), dict(config["train"])
@@ -403,6 +402,7 @@ def read_training(root: Path, path: Path) -> Part:
         "kind": "language",
         "mixer": SAME.get(name, name),
         "seed": how.pop("seed"),
+        "lr": how.pop("lr"),
         "parameters": head.get("parameters") or count(ModelConfig.from_dict(config["model"])),
         "inner": inner,
         "size": size,
@@ -450,11 +450,14 @@ def new_study(parts: Sequence[Part]) -> Study:
 
 
 def tell_apart(trained: Sequence[Record]) -> None:
-    """Training runs of one mixer that differ in model.inner or model.size are different models: their names say so."""
-    sizes: dict[str, set[tuple[Any, Any]]] = {}
+    """Training runs of one mixer that differ in model.inner, model.size or train.lr: their names say so."""
+    values: dict[str, dict[str, set[Any]]] = {}
     for record in trained:
-        sizes.setdefault(record["mixer"], set()).add((record["inner"], record["size"]))
+        own = values.setdefault(record["mixer"], {name: set() for name in ("inner", "size", "lr")})
+        for name, found in own.items():
+            found.add(record[name])
     for record in trained:
-        if len(sizes[record["mixer"]]) > 1:
-            changed = [f"inner={record['inner']}", *([] if record["size"] is None else [f"size={record['size']}"])]
+        own = values[record["mixer"]]
+        changed = [f"{name}={record[name]}" for name, found in own.items() if len(found) > 1 and record[name] is not None]
+        if changed:
             record["mixer"] += f" ({', '.join(changed)})"

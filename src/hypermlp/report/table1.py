@@ -229,11 +229,33 @@ def table1_markdown(study: Study) -> str:
 
 def training_markdown(study: Study) -> str:
     """Language models trained side by side, for a document."""
-    lines = ["| mixer | parameters | validation loss | minutes |", "| --- | ---: | ---: | ---: |"]
+    lines = ["| mixer | parameters | learning rate | validation loss |", "| --- | ---: | ---: | ---: |"]
     for record in sorted(study.language, key=lambda record: str(record["mixer"])):
-        numbers = f"{record['parameters']:,} | {record['final']['loss']:.3f} | {record['seconds'] / 60:.1f}"
+        numbers = f"{record['parameters']:,} | {record['lr']:g} | {record['final']['loss']:.3f}"
         lines.append(f"| {full_name(record['mixer'])} | {numbers} |")
     return "\n".join(lines)
+
+
+def rates_markdown(study: Study) -> str:
+    """Validation losses of training runs by mixer and learning rate, for a document; the best of a mixer is bold."""
+    found = rate_losses(study)
+    rates = sorted({rate for losses in found.values() for rate in losses})
+    lines = [f"| mixer | {' | '.join(f'{rate:g}' for rate in rates)} |", f"| --- |{' ---: |' * len(rates)}"]
+    for mixer, losses in sorted(found.items()):
+        shown = [f"{losses[rate]:.3f}" if rate in losses else NONE for rate in rates]
+        best = rates.index(min(losses, key=lambda rate: losses[rate]))
+        shown[best] = f"**{shown[best]}**"
+        lines.append(f"| {full_name(mixer)} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def rate_losses(study: Study) -> dict[str, dict[float, float]]:
+    """Mixer → learning rate → validation loss of its training run."""
+    found: dict[str, dict[float, float]] = {}
+    for record in study.language:
+        mixer = record["mixer"].partition(" (")[0]  # behind it the names of runs that differ say how
+        found.setdefault(mixer, {})[record["lr"]] = record["final"]["loss"]
+    return found
 
 
 def legend(study: Study) -> str:
