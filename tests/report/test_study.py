@@ -197,7 +197,7 @@ def test_a_run_that_ended_early_keeps_its_last_value() -> None:
     ]
 
 
-def test_training_runs_that_differ_in_the_mixer_alone_are_one_study(tmp_path: Path) -> None:
+def test_training_runs_that_differ_in_mixer_and_rate_alone_are_one_study(tmp_path: Path) -> None:
     config = {
         "model": ModelConfig(vocabulary=11, width=16, depth=1, length=8, mixer="softmax").to_dict(),
         "data": {"corpus": "stdlib", "context": 8},
@@ -208,8 +208,9 @@ def test_training_runs_that_differ_in_the_mixer_alone_are_one_study(tmp_path: Pa
         {"step": 2, "loss": 1.5, "tokens_per_second": 8.0, "validation": 2.0},
         {"step": 4, "loss": 0.75, "tokens_per_second": 8.0, "validation": 1.0},
     ]
-    other_mixer, other_rate = {"model": {**config["model"], "mixer": "hyperglu"}}, {"train": {**config["train"], "lr": 1}}
-    for name, changes in {"a": {}, "b": other_mixer, "c": other_rate}.items():
+    other_mixer = {"model": {**config["model"], "mixer": "hyperglu"}, "train": {**config["train"], "lr": 1}}
+    other_recipe = {"train": {**config["train"], "warmup": 1}}
+    for name, changes in {"a": {}, "b": other_mixer, "c": other_recipe}.items():
         folder = tmp_path / name
         folder.mkdir()
         (folder / "run.json").write_text(json.dumps({"config": {**config, **changes}, "starts": []}))
