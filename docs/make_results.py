@@ -1,16 +1,19 @@
-"""Writes what was measured into the documents: docs/efficiency.md, docs/tasks.md and README.md, and draws their pictures.
+"""Writes what was measured into README.md and docs/ (design, efficiency, tasks, training), and draws their pictures.
 
 python docs/make_results.py
 """
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from hypermlp.report import table5, task_document
+from hypermlp.report import bench_tables, table5, task_document
 from hypermlp.report.markdown import fill
 from hypermlp.report.study import read_studies
 from hypermlp.report.style import save
+from hypermlp.report.table1 import rates_markdown
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -27,6 +30,15 @@ def main() -> None:
     studies = read_studies(ROOT / "results" / "tasks")
     save(task_document.picture(studies), DOCS / "tasks.png")
     write(DOCS / "tasks.md", task_document.document_blocks(studies))
+
+    write(DOCS / "design.md", {"steps": bench_tables.steps_markdown(read_steps(ROOT / "results" / "bench" / "steps"))})
+
+    (rates,) = read_studies(ROOT / "results" / "rates")
+    write(DOCS / "training.md", {"rates": rates_markdown(rates)})
+
+
+def read_steps(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    return {path.stem: json.loads(path.read_text())["rows"] for path in sorted(folder.glob("*.json"))}
 
 
 def write(path: Path, blocks: Mapping[str, str]) -> None:

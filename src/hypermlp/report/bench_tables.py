@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Group
@@ -142,6 +143,23 @@ def mixers_markdown(rows: Sequence[Row]) -> str:
         off = f" ({row['deviation']:+.0%})" if row["note"] else ""
         state = "–" if row["state_bytes"] is None else f"{row['state_bytes']:,}"
         lines.append("| " + " | ".join([name, f"{row['parameters']:,}{off}", *ratios, memory, state]) + " |")
+    return "\n".join(lines)
+
+
+def steps_markdown(runs: Mapping[str, Sequence[Row]]) -> str:
+    """Steps of small models before a change and after it, whole and fixed, in ms, for the documents; the lowest of the runs.
+
+    runs: "before-1", "after-fixed-2", … → rows.
+    """
+    kinds = ("before", "after", "before-fixed", "after-fixed")
+    lines = ["| model | mixer | step before | after | fixed before | after |", "| --- | --- | ---: | ---: | ---: | ---: |"]
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for name, rows in runs.items():
+        for row in rows:
+            best, kind = found.setdefault((row["model"], row["mixer"]), {}), name.rpartition("-")[0]
+            best[kind] = min(best.get(kind, math.inf), 1e3 * row["training_1t"]["seconds"])
+    for key, times in found.items():
+        lines.append("| " + " | ".join([*key, *(f"{times[kind]:.1f}" for kind in kinds)]) + " |")
     return "\n".join(lines)
 
 
