@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hypermlp.report.bench_tables import decode_markdown, layer_markdown, mixers_markdown, model_markdown
+from hypermlp.experiments.configs import RATES
+from hypermlp.report.bench_tables import decode_markdown, layer_markdown, mixers_markdown, model_markdown, steps_markdown
 from hypermlp.report.claims import verdicts_markdown
 from hypermlp.report.markdown import fill
 from hypermlp.report.study import read_studies
-from hypermlp.report.table1 import table1_markdown, training_markdown
+from hypermlp.report.table1 import rate_losses, rates_markdown, table1_markdown, training_markdown
 from hypermlp.report.table5 import document_blocks as costs
 from hypermlp.report.table5 import read_folder
 from hypermlp.report.task_document import document_blocks as scores
@@ -53,6 +54,13 @@ def test_the_figures_are_those_of_the_results() -> None:
         assert shown in (ROOT / document).read_text(), f"{document} should print\n{shown}"
 
 
+def test_the_steps_of_small_models_are_those_of_the_results() -> None:
+    runs = {path.stem: json.loads(path.read_text())["rows"] for path in (ROOT / "results" / "bench" / "steps").glob("*.json")}
+    document = (ROOT / "docs" / "design.md").read_text()
+    for line in steps_markdown(runs).splitlines():
+        assert line in document, "python docs/make_results.py writes the table anew"
+
+
 def test_the_costs_are_those_of_the_results() -> None:
     made = costs(read_folder(ROOT / "results" / "table5"))
     document = (ROOT / "docs" / "efficiency.md").read_text()
@@ -69,6 +77,18 @@ def test_the_tasks_are_those_of_the_results() -> None:
 def test_the_language_models_are_those_of_the_results() -> None:
     (study,) = read_studies(ROOT / "results" / "train")
     assert training_markdown(study) in README, f"the README should print\n{training_markdown(study)}"
+
+
+def test_the_learning_rates_are_the_best_of_those_tried() -> None:
+    (study,) = read_studies(ROOT / "results" / "rates")
+    document = (ROOT / "docs" / "training.md").read_text()
+    assert fill(document, {"rates": rates_markdown(study)}) == document, "python docs/make_results.py writes the table anew"
+    found = rate_losses(study)
+    assert RATES["tiny"] == {mixer: min(losses, key=lambda rate: losses[rate]) for mixer, losses in found.items()}
+    for mixer, losses in found.items():
+        assert min(losses) < RATES["tiny"][mixer] < max(losses), f"the best rate of {mixer} is at the end of its grid"
+    (final,) = read_studies(ROOT / "results" / "train")
+    assert {record["mixer"]: record["lr"] for record in final.language} == RATES["tiny"]
 
 
 def test_the_reproduction_is_what_the_runs_say() -> None:
