@@ -26,7 +26,8 @@ def show_tasks(console: Console) -> None:
 def task_table(records: Sequence[Record], mixers: Sequence[str], settings: Mapping[str, str], width: int) -> Group:
     """The scores so far of a study on one task, with the trivial baselines below."""
     task = next(iter(settings.values()))
-    measure = TASKS[task].measure
+    told = next((str(record["measure"]) for record in records if "measure" in record), "accuracy")
+    measure = TASKS[task].measure if task in TASKS else told  # a user's own is not, once its runs are read from a folder
     unit, name = (100, "accuracy, %") if measure == "accuracy" else (1, measure)
     table = accuracies(records, mixers, settings, f"{task_title(task)}: {name}", width, unit)
     known = [record["baselines"] for record in records if record.get("baselines")]
