@@ -123,11 +123,13 @@ def run_command(command: str, folder: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the documents take for granted: a folder of text, a mixer, and a trained model where a page does not train one."""
+    """What the documents take for granted: a folder of text, a series, and a trained model where a page does not train one."""
     text = "".join(f"{n} squared is {n * n}, déjà vu.\n" for n in range(400))
     (tmp_path / "my_folder").mkdir()
     for name in ("one", "two", "three"):
         (tmp_path / "my_folder" / f"{name}.txt").write_text(text, encoding="utf-8")
+    hours = "".join(f"2020-01-{1 + i // 24} {i % 24}:00,{i % 24}\n" for i in range(720))
+    (tmp_path / "my.csv").write_text(f"date,load\n{hours}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

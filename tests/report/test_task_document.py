@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from hypermlp.cli import app
 from hypermlp.report.markdown import fill
+from hypermlp.report.page import build_page
 from hypermlp.report.study import read_studies
 from hypermlp.report.task_document import document_blocks, picture
 
@@ -80,6 +81,17 @@ def test_a_task_that_is_not_in_the_registry_is_reported(tmp_path: Path) -> None:
     assert "25.0" in done.output
     assert "trivial baselines: worse 0.0, better 12.5" in done.output
     assert "[test]" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("task", ["own", "forecast"])
+def test_settings_that_name_different_things_stand_on_one_page(task: str, tmp_path: Path) -> None:
+    runs = [run("S-p", task, {"test": 0.5}, 0.1, 0) for _ in range(2)]
+    for record, setting in zip(runs, ("a.csv,lookback=8", "b.csv,lookback=8,horizon=2"), strict=True):
+        record |= {"setting": f"{task}/{setting}", "key": setting}
+    write(tmp_path, runs, {"study": "tasks", "task": task, "width": 64, "depth": 2})
+    text = build_page(read_studies(tmp_path))
+    assert "a.csv" in text
+    assert "b.csv" in text
 
 
 def test_the_picture_has_every_run(folder: Path) -> None:

@@ -141,3 +141,18 @@ def test_every_task_has_settings_at_every_scale() -> None:
             for scale in tasks.SCALES:
                 (study,) = scaled_studies([name], scale).values()
                 assert all(key == setting.key and setting.task == name for key, setting in study.settings().items())
+
+
+def test_settings_are_changed_by_name() -> None:
+    (study,) = scaled_studies(["forecast"], "quick", changes=["source=a.csv", "lookback=48"]).values()
+    (setting,) = study.settings().values()
+    assert (setting.source, setting.lookback, setting.seq_len, setting.num_train) == ("a.csv", 48, 4, 1024)
+    (other,) = scaled_studies(["forecast"], "quick", changes=["source=a.csv", "lookback=48", "num_train=64"]).values()
+    assert not study.settings().keys() & other.settings().keys(), "their runs are told apart"
+    (study,) = scaled_studies(["mqar"], "quick", changes=["noise=false"]).values()
+    assert not next(iter(study.settings().values())).noise
+    for wrong in ("lookback=48", "noise=0", "seq_len=long", "mix"):
+        with pytest.raises(ValueError, match=rf"--set {wrong}: the settings of mqar have .*mix=small, noise=true"):
+            scaled_studies(["mqar"], "quick", changes=[wrong])
+    with pytest.raises(ValueError, match="leave --set out"):
+        scaled_studies(["mad"], "quick", changes=["seq_len=64"])

@@ -60,6 +60,12 @@ def tasks_run(
     width: Annotated[int | None, typer.Option(min=16, help="Of the models, instead of the scale's.")] = None,
     depth: Annotated[int | None, typer.Option(min=1, help="Layers, instead of the scale's.")] = None,
     lr: Annotated[list[float] | None, typer.Option(help="Learning rate; may be given several times.")] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="NAME=VALUE of the task's setting, such as source=my.csv, mix=based; may be given several times."
+        ),
+    ] = None,
     search: Annotated[
         bool | None,
         typer.Option(help="Choose each mixer's learning rate first, on validation data. Default: where there are several."),
@@ -81,7 +87,8 @@ def tasks_run(
     if not chosen:
         raise ValueError("which tasks? `hypermlp tasks` lists them; for example: hypermlp tasks run mqar")
     console, workforce = new_console(), find_executor(executor, workers, device)
-    studies = scaled_studies(chosen, scale, steps=steps, batch=batch, width=width, depth=depth, lr=lr, search=search, init=init)
+    numbers = {"steps": steps, "batch": batch, "width": width, "depth": depth}
+    studies = scaled_studies(chosen, scale, **numbers, lr=lr, search=search, init=init, changes=change or ())
     for folder, study in studies.items():
         say(console, f"{folder}, {scale} scale:")
         watch.run_study(

@@ -277,7 +277,7 @@ def chance_of(key: str) -> float:
 
 def changes(key: str, other: str) -> list[str]:
     a, b = read_setting(key), read_setting(other)
-    return [name for name in a if a[name] != b[name]]
+    return [name for name in {**a, **b} if a.get(name) != b.get(name)]
 
 
 def label_of(mixer: str) -> str:

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -71,7 +71,10 @@ class ScaledStudy(TaskStudy):
         return {**super().numbers(), "task": self.tasks[0], **sources}
 
     def settings_of(self, task: str) -> list[Any]:
-        return list(TASKS[task].scale(self.scale).settings)
+        """Those of the scale with this study's changes; some may become the same."""
+        return [
+            dataclasses.replace(setting, **self.changes.get(task, {})) for setting in TASKS[task].scale(self.scale).settings
+        ]
 
     def jobs(self, setting: Any, mixer: str, model: MatchedModel, seed: int) -> list[Any]:
         found = super().jobs(setting, mixer, model, seed)
@@ -154,10 +157,12 @@ def scaled_studies(
     lr: Sequence[float] | None = None,
     search: bool | None = None,
     init: str | None = None,
+    changes: Sequence[str] = (),
 ) -> dict[str, Study]:
     """Folder → study: one for every task, and one for all of MAD's. Numbers that are given take the place of the scale's.
 
     search: whether each mixer's learning rate is searched; by default where there are several.
+    changes: NAME=VALUE, to the settings of every task.
     """
     choose_from("scale", scale, SCALES)
     found: dict[str, Study] = {}
@@ -165,6 +170,8 @@ def scaled_studies(
     if mads := [name for name in tasks if name in MAD]:
         if depth is not None:
             raise ValueError("the models of MAD have two layers; leave --depth out")
+        if changes:
+            raise ValueError("the settings of MAD are the benchmark's; leave --set out")
         options: dict[str, Any] = {"steps": steps, "batch": batch, "width": width, "lr": lr, "init": init}
         found["mad"] = mad.task_study("clean", FAMILIES_OF_MAD[scale], mads, **options)
     for name, place in tasks.items():
@@ -181,12 +188,34 @@ def scaled_studies(
                 evaluations=numbers.evaluations,
                 solved=numbers.solved,
                 own=place,
+                changes={name: read_changes(name, changes)} if changes else {},
                 init=choose_init(init, scale),
                 search=Search(rates=rates, rungs=(0.3, 1.0), keep=0.33, widen=1) if searched else None,
                 width=width or numbers.width,
                 depth=depth or numbers.depth,
                 batch=batch or numbers.batch,
             )
+    return found
+
+
+def read_changes(task: str, changes: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE, each of the kind that the task's setting has there."""
+    known = {field.name: getattr(TASKS[task].baseline, field.name) for field in dataclasses.fields(TASKS[task].baseline)}
+    del known["task"]
+    readers: dict[type, Callable[[str], Any]] = {
+        int: int,
+        float: float,
+        str: str,
+        bool: {"true": True, "false": False}.__getitem__,
+    }
+    found = {}
+    for text in changes:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = readers[type(known[name] if value else None)](value)
+        except (KeyError, ValueError):
+            usual = ", ".join(f"{key}={str(one).lower() if isinstance(one, bool) else one}" for key, one in known.items())
+            raise ValueError(f"--set {text}: the settings of {task} have {usual}") from None
     return found
 
 

@@ -59,7 +59,10 @@ class ForecastSetting(Sizes):
 
     @property
     def key(self) -> str:
-        return f"{self.task}/{self.source},lookback={self.lookback},horizon={self.horizon}"
+        """What is forecast from what, and what else differs from the baseline."""
+        usual = {"num_train": 4096, "num_test": 0, "validation_step": 8}
+        changed = [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value]
+        return ",".join([f"{self.task}/{self.source}", f"lookback={self.lookback}", f"horizon={self.horizon}", *changed])
 
     @property
     def series(self) -> Series:
