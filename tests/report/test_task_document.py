@@ -1,5 +1,6 @@
 """Studies on tasks in a document: which numbers of the records stand where."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,26 @@ def test_settings_that_name_different_things_stand_on_one_page(task: str, tmp_pa
     text = build_page(read_studies(tmp_path))
     assert "a.csv" in text
     assert "b.csv" in text
+
+
+def test_a_measure_other_than_accuracy_has_its_curve_and_each_slice_once(tmp_path: Path) -> None:
+    """Forecasts: names of channels stand apart, too."""
+    names = [f"airport {i} wind_speed" for i in range(12)]
+    record = run(
+        "S-p", "forecast", {"test": 0.5}, 0.1, 0, measure="mse", curve=[{"step": 5, "mse": 0.75}, {"step": 9, "mse": 0.25}]
+    )
+    part = {"mse": 0.5, "mae": 0.6, "rows": 4}
+    record["metrics"]["sets"]["test"] = {**part, "slices": {"channel": dict.fromkeys(names, part)}}
+    record["metrics"]["mse"] = record["baselines"]["better"]["mse"] = record["baselines"]["worse"]["mse"] = 0.5
+    write(tmp_path, [record], {"study": "tasks", "task": "forecast", "width": 64, "depth": 2})
+    text = build_page(read_studies(tmp_path))
+    assert re.findall(r"<figcaption>(.*?)</figcaption>", text) == [
+        "test: mse by channel",
+        "test: mae by channel",
+        "Forecast (one seed)",
+    ]
+    assert "Mse on the validation set" in text
+    assert len(re.findall(r"<text [^>]*>airport", text)) == 2 * 2
 
 
 def test_the_picture_has_every_run(folder: Path) -> None:

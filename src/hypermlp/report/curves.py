@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from hypermlp.files import Record
-from hypermlp.report.charts import COLOURS, Chart, Line, category_axis, numeric_axis
+from hypermlp.report.charts import COLOURS, Axis, Chart, Line, category_axis, numeric_axis
 from hypermlp.report.estimates import ENOUGH, Estimate, estimate, seeds_text
 from hypermlp.report.markup import paragraph
 from hypermlp.report.study import AVERAGE, LOSS, Study, mean_curve
@@ -45,10 +45,11 @@ def learning_curves(study: Study) -> str:
     drawn: list[Line] = []
     for task in study.tasks:
         base = study.base_setting(task)
-        points = {mixer: percent(mean_curve(runs_of(study, mixer, base), "accuracy")) for mixer in study.mixers}
+        points = {mixer: mean_curve(runs_of(study, mixer, base), study.measure) for mixer in study.mixers}
+        if study.measure == "accuracy":
+            points = {mixer: percent(places) for mixer, places in points.items()}
         if lines := chart_lines(study, points):
-            steps = max(line.points[-1][0] for line in lines)
-            x, y = numeric_axis("step", 0, steps), numeric_axis("accuracy, %", 0, 100)
+            x, y = numeric_axis("step", 0, max(line.points[-1][0] for line in lines)), measure_axis(study, lines)
             charts.append(Chart(f"{task_title(task)} ({seeds_of(lines)})", lines, x, y).html())
             drawn += lines
     html = f'<div class="charts">{"".join(charts)}</div>' if charts else ""
@@ -58,8 +59,18 @@ def learning_curves(study: Study) -> str:
     if not html:
         return paragraph("No run has a curve yet.")
     data = "validation set" if study.mad and study.mad[0]["protocol"] == "clean" else "test set"
-    about = f"Accuracy on the {data}, at each task's base setting and chosen learning rate. " if study.mad else ""
+    name = study.measure[0].upper() + study.measure[1:]
+    about = f"{name} on the {data}, at each task's base setting and chosen learning rate. " if study.mad else ""
     return html + paragraph(about + how_drawn(study, drawn), "note")
+
+
+def measure_axis(study: Study, lines: Sequence[Line]) -> Axis:
+    """All of it for accuracies; else what the lines have."""
+    if study.measure == "accuracy":
+        return numeric_axis("accuracy, %", 0, 100)
+    values = [mean.mean for line in lines for _, mean in line.points]
+    pad = 0.05 * (max(values) - min(values)) or 0.1
+    return numeric_axis(study.measure, min(values) - pad, max(values) + pad)
 
 
 def how_drawn(study: Study, lines: Sequence[Line]) -> str:

@@ -18,6 +18,7 @@ from hypermlp.tasks import TASKS
 from hypermlp.train.fit import SOLVED
 
 MEMORY = ("mqar",)  # families whose scores depend on how much a model remembers
+ROOM = 46  # letters that stand side by side below a chart
 PLAIN = ("accuracy", "loss", "rows", "slices")  # of a set's scores: what else there is gets a chart of its own
 
 
@@ -132,7 +133,8 @@ def slices(study: Study) -> str:
                     for measure in measures(study, parts):
                         lines = slice_lines(study, setting, key, fact, measure)
                         if lines:
-                            charts.append(slice_chart(study, f"{setting}, {key}", fact, list(parts), measure, lines))
+                            title = key if len(study.all_settings) == 1 else f"{setting}, {key}"
+                            charts.append(slice_chart(title, fact, list(parts), measure, lines))
                             drawn += lines
     if not charts:
         return ""
@@ -141,7 +143,11 @@ def slices(study: Study) -> str:
 
 def measures(study: Study, parts: Mapping[str, Any]) -> list[str]:
     one = next(iter(parts.values()))
-    return [study.measure] if isinstance(one, float) else [study.measure, *(name for name in one if name not in PLAIN)]
+    return (
+        [study.measure]
+        if isinstance(one, float)
+        else [study.measure, *(name for name in one if name not in (*PLAIN, study.measure))]
+    )
 
 
 def value_of(part: Any, measure: str) -> float:
@@ -162,8 +168,9 @@ def slice_lines(study: Study, setting: str, key: str, fact: str, measure: str) -
     return chart_lines(study, points)
 
 
-def slice_chart(study: Study, title: str, fact: str, labels: Sequence[str], measure: str, lines: Sequence[Line]) -> str:
-    every = math.ceil(len(labels) / 8)
+def slice_chart(title: str, fact: str, labels: Sequence[str], measure: str, lines: Sequence[Line]) -> str:
+    room = max(1, min(8, ROOM // (1 + max(map(len, labels)))))
+    every = math.ceil(len(labels) / room)
     ticks = [(float(i), label) for i, label in enumerate(labels) if i % every == 0]
     x = Axis(fact, -0.3, len(labels) - 0.7, ticks)
     if measure == "accuracy":
