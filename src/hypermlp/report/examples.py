@@ -49,18 +49,26 @@ def show(console: Console, task: Task, count: int, seed: int) -> None:
 
 def legend(task: Task, setting: Any) -> Text:
     roles = task.roles(setting).items()
-    parts = [Text(f"{role} {span(tokens)}", style=COLOURS.get(role, OTHER)) for role, tokens in roles]
+    parts = []
+    for role, tokens in roles:
+        parts.append(Text(f"{role} {span([task.spell(setting, token) for token in tokens])}", style=COLOURS.get(role, OTHER)))
     return Text("   ").join([*parts, Text("· does not count")])
 
 
-def span(tokens: Sequence[int]) -> str:
-    return str(tokens[0]) if len(tokens) == 1 else f"{tokens[0]}-{tokens[-1]}"
+def span(names: Sequence[str]) -> str:
+    """All of a few, or from the first to the last."""
+    return " ".join(names) if len(names) < 4 or not is_range(names) else f"{names[0]}-{names[-1]}"
+
+
+def is_range(names: Sequence[str]) -> bool:
+    """Numbers or letters, one after the other."""
+    return all(name.isdigit() for name in names) or all(len(name) == 1 and name.isalpha() for name in names)
 
 
 def example(task: Task, setting: Any, inputs: list[int], targets: list[int], width: int) -> list[Text]:
     """Three lines, or as many times three as the width needs."""
-    counted = [target for target in targets if target != IGNORED]
-    cell = max(len(str(token)) for token in (*inputs, *counted, setting.vocab_size - 1)) + 1
+    named = {token: task.spell(setting, token) for token in (*inputs, *(target for target in targets if target != IGNORED))}
+    cell = max(len(name) for name in (*named.values(), task.spell(setting, setting.vocab_size - 1))) + 1
     colour = {token: COLOURS.get(role, OTHER) for role, tokens in task.roles(setting).items() for token in tokens}
     step = max(1, (width - len("targets")) // cell)
     lines = []
@@ -68,8 +76,10 @@ def example(task: Task, setting: Any, inputs: list[int], targets: list[int], wid
         asked, wanted, marks = Text("inputs "), Text("targets"), Text("       ")
         for token, target in zip(inputs[start : start + step], targets[start : start + step], strict=True):
             counts = target != IGNORED
-            asked.append(f"{token:>{cell}}", style=colour[token])
-            wanted.append(f"{target if counts else '·':>{cell}}", style=f"bold {colour[target]}" if counts else "dim")
+            asked.append(f"{named[token]:>{cell}}", style=colour.get(token, OTHER))
+            wanted.append(
+                f"{named[target] if counts else '·':>{cell}}", style=f"bold {colour.get(target, OTHER)}" if counts else "dim"
+            )
             marks.append(f"{'^' if counts else '':>{cell}}")
         lines += [asked, wanted, marks]
     return lines

@@ -201,6 +201,7 @@ class Kind(NamedTuple):
     slices: tuple[str, ...]
     what: str  # a size counts these
     roles: dict[str, Sequence[int]]
+    signs: dict[int, str]  # tokens that are shown as something else than their number
     shown: int  # a size to be solved by eye
     description: str
 
@@ -219,7 +220,8 @@ KINDS: dict[str, Kind] = {
         unit="row",
         slices=(),
         what="letters",
-        roles={"data": range(LETTERS), "copy": (BOS, BAR, END)},
+        roles={"data": range(LETTERS), "sign": (BOS, BAR, END)},
+        signs={**{i: chr(ord("a") + i) for i in range(LETTERS)}, BOS: "$", BAR: "|", END: "."},
         shown=8,
         description="A string of letters, to be written down again; a row counts if all of it is right.",
     ),
@@ -232,7 +234,8 @@ KINDS: dict[str, Kind] = {
         unit="row",
         slices=(),
         what="entries",
-        roles={"key": range(2 * NAMES), "value": range(2 * NAMES, ASK), "copy": (ASK,)},
+        roles={"key": range(2 * NAMES), "value": range(2 * NAMES, ASK), "sign": (ASK,)},
+        signs={ASK: "?"},
         shown=3,
         description="Names of two symbols and numbers of five digits; one name's number is asked for, all of it.",
     ),
@@ -245,7 +248,8 @@ KINDS: dict[str, Kind] = {
         unit="token",
         slices=("depth",),
         what="tokens",
-        roles={"data": range(ALPHABET), "copy": (SPECIAL,)},
+        roles={"data": range(ALPHABET), "sign": (SPECIAL,)},
+        signs={SPECIAL: "*"},
         shown=16,
         description="What followed the special token when it came first? Only the last token is scored.",
     ),
@@ -262,8 +266,9 @@ KINDS: dict[str, Kind] = {
             "key": range(KEYS),
             "value": range(KEYS, KEYS + VALUES),
             "noise": range(KEYS + VALUES, QUERY),
-            "copy": (QUERY,),
+            "sign": (QUERY,),
         },
+        signs={QUERY: "?"},
         shown=24,
         description="One, four or sixteen pairs of a key and a value among noise; then keys are asked for.",
     ),
@@ -282,6 +287,7 @@ KINDS: dict[str, Kind] = {
             "noise": range(VARIABLES + CONSTANTS, EQUALS),
             "operator": (EQUALS, WHAT),
         },
+        signs={EQUALS: "=", WHAT: "?"},
         shown=32,
         description="Chains of assignments among noise: which value does a variable hold, one to four steps away?",
     ),
@@ -338,6 +344,8 @@ class Copying(Task):
         self.family = "copying" + (OFFSETS if name.endswith(OFFSETS) else "")
         self.name, self.title, self.kind, self.scales, self.published = name, title, kind, scales, found
         self.description, self.unit, self.slices = kind.description, kind.unit, kind.slices
+        if name.endswith(OFFSETS):
+            self.description += " Trained behind blanks, so that every lag is trained."
         self.baseline = CopyingSetting(task=name)
 
     def training(self, setting: CopyingSetting, seed: int, epoch: int) -> list[Rows]:
@@ -383,6 +391,9 @@ class Copying(Task):
 
     def roles(self, setting: CopyingSetting) -> dict[str, Sequence[int]]:
         return {**self.kind.roles, "blank": (self.kind.vocabulary,)}
+
+    def spell(self, setting: CopyingSetting, token: int) -> str:
+        return "_" if token == self.kind.vocabulary else self.kind.signs.get(token, str(token))
 
 
 def behind(rows: Rows, blank: int, offset: int) -> Rows:

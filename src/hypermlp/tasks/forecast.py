@@ -164,7 +164,7 @@ class Forecast(Task):
         for row, future, (_, window, channel) in zip(*look_up(setting, places), places, strict=True):
             past, low, high = row[-48:], min(row[-48:].min(), future.min()), max(row[-48:].max(), future.max())
             bars = ["".join(BARS[int(7.99 * (v - low) / (high - low or 1))] for v in part) for part in (past, future)]
-            lines.append(f"{setting.series.channels[channel]}, window {window}:  {bars[0]} | {bars[1]}")
+            lines += ["", f"{setting.series.channels[channel]}, window {window}", f"{bars[0]} | {bars[1]}"]
         return lines
 
 

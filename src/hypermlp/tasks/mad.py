@@ -26,7 +26,7 @@ from torch import nn
 from hypermlp.checks import choose_from
 from hypermlp.config import IGNORED
 from hypermlp.tasks.base import Backbone, Examples, Ints, Material, Part, Rows, Sets, Task, tensors
-from hypermlp.tasks.mad_settings import BENCHMARK, Setting, spell, vocabulary
+from hypermlp.tasks.mad_settings import BENCHMARK, Setting, vocabulary
 from hypermlp.tasks.scores import evaluate
 
 SEED = 12345  # the benchmark's own
@@ -366,9 +366,6 @@ class MadTask(Task):
 
     def roles(self, setting: Setting) -> Mapping[str, Sequence[int]]:
         return vocabulary(setting)
-
-    def spell(self, setting: Setting, token: int) -> str:
-        return spell(setting, token)
 
 
 MAD: dict[str, MadTask] = {name: MadTask(name) for name in BENCHMARK}

@@ -167,11 +167,14 @@ class GroupWords(Task):
 
     @property
     def shown(self) -> WordSetting:
-        return WordSetting(length=6, tested=12, num_train=10)
+        return WordSetting(length=6, tested=12, seq_len=7, num_train=10)
 
     def roles(self, setting: WordSetting) -> dict[str, Sequence[int]]:
         elements = len(group_table(setting.group))
-        return {"data": range(elements), "bos": (elements + 1,)}
+        return {"data": range(elements), "begin": (elements + 1,)}
+
+    def spell(self, setting: WordSetting, token: int) -> str:
+        return "$" if token == len(group_table(setting.group)) + 1 else str(token)
 
 
 # ---- formal languages ----
@@ -213,6 +216,13 @@ STEPS, POSITIONS = 3, 5  # tokens 1 … 3 are steps 0, +1, −1; 4 … 8 are ans
 
 def cycle_answer(row: Sequence[int]) -> int:
     return sum((0, 1, -1)[token - 1] for token in row) % POSITIONS + STEPS + 1
+
+
+SIGNS = {  # of the tokens from 1 on
+    "parity": ("0", "1"),
+    "modular-arithmetic": (*"+-*=", *map(str, range(MODULUS))),
+    "cycle-navigation": ("+0", "+1", "-1", *map(str, range(POSITIONS))),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +349,7 @@ class FormalLanguage(Task):
 
     @property
     def shown(self) -> Any:
-        return dataclasses.replace(self.baseline, shortest=5, longest=9, tested=15, num_train=10)
+        return dataclasses.replace(self.baseline, shortest=5, longest=9, tested=15, seq_len=9, num_train=10)
 
     def roles(self, setting: LanguageSetting) -> dict[str, Sequence[int]]:
         if self.name == "parity":
@@ -347,6 +357,10 @@ class FormalLanguage(Task):
         if self.name == "cycle-navigation":
             return {"data": range(1, STEPS + 1), "answer": range(STEPS + 1, setting.vocab_size), "blank": (0,)}
         return {"operator": range(PLUS, EQUALS + 1), "data": range(ZERO, ZERO + MODULUS), "blank": (0,)}
+
+    def spell(self, setting: LanguageSetting, token: int) -> str:
+        """What the token stands for, rather than its number."""
+        return ("_", *SIGNS[self.name])[token]
 
 
 def place(groups: Sequence[Rows], length: int, source: np.random.Generator) -> Rows:
