@@ -76,6 +76,8 @@ def test_the_batch_size_changes_no_score(noisy: ForecastSetting) -> None:
         )
     shuffled = sets["test"][0]._replace(inputs=sets["test"][0].inputs.flip(0))
     assert TASK.scores(net, {"test": [shuffled]}, 7, noisy)["mse"] == pytest.approx(found[0]["mse"], rel=1e-5)
+    channels = found[0]["sets"]["test"]["slices"]["channel"].values()
+    assert sum(channel["rows"] for channel in channels) == found[0]["sets"]["test"]["rows"] == len(sets["test"][0].inputs)
     steps = found[0]["sets"]["test"]["slices"]["step"].values()
     assert np.mean([step["mse"] for step in steps]) == pytest.approx(found[0]["mse"])
 
@@ -136,11 +138,36 @@ def test_files_and_packages_that_cannot_be_read_are_explained(tmp_path: Path, no
         find_series("weather")
     with pytest.raises(ValueError, match="not installed; pip install this"):
         package_file("no_such_package", "a.csv", "pip install this")
-    (tmp_path / "gap.csv").write_text("date,a\n2020-01-01,1\n2020-01-02,\n2020-01-03,2\n")
-    with pytest.raises(ValueError, match="fill gaps first"):
-        find_series(str(tmp_path / "gap.csv"))
     with pytest.raises(ValueError, match=r"fewer than a window of 390 \+ 4"):
         windows(dataclasses.replace(noisy, lookback=390), "train")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("date,a\n1,1\n2,\n3,2\n", "row 3 must have a number for a, not ''; fill gaps first"),
+        ("date,a,b\n1,1,1\n2,1,nan\n3,2,2\n", "row 3 must have a number for b, not 'nan'"),
+        ("date,a\n1,1,1\n2,1,1\n", "row 2 has 3 cells, and the header 2"),
+        ("date,a,b\n1,1,1\n2,1\n", "row 3 has 2 cells, and the header 3"),
+        ("2020-01-01,1\n2020-01-02,2\n2020-01-03,3\n", "must begin with a header .* not 2020-01-01, 1"),
+        ("date,a,a\n1,1,1\n2,1,1\n", "names every channel once"),
+        ("date;a\n1;1\n2;2\n", "commas between them"),
+        ("", "must have a header"),
+        (b"\xff\xfe", "must be a CSV file in UTF-8"),
+    ],
+)
+def test_a_file_in_another_format_is_explained(text: str | bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=message):
+        find_series(str(path))
+
+
+def test_a_mark_in_front_and_empty_lines_do_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\ufeffdate,0\n2020-01-01 00:00,1\n2020-01-01 12:00,2\n\n2020-01-02 00:00,3\n\n")
+    series = find_series(str(tmp_path / "a.csv"))
+    assert series.values.tolist() == [[1], [2], [3]]
+    assert series.channels == ("0",), "as in the published file of electricity"
 
 
 def test_the_default_series_is_real_and_whole() -> None:

@@ -197,7 +197,7 @@ def measure(
     found: dict[str, Any] = {**whole, "loss": whole["mse"]}
     if slices:
         rows = {"rows": len(error)}
-        by_channel = {names[c]: {**means(channel == c), **rows} for c in np.unique(channel)}
+        by_channel = {names[c]: {**means(channel == c), "rows": int((channel == c).sum())} for c in np.unique(channel)}
         steps = {f"step {i + 1}": {**means((slice(None), i)), **rows} for i in range(error.shape[1])}
         found["sets"] = {"test": {**whole, **rows, "slices": {"channel": by_channel, "step": steps}}}
     return found
@@ -266,7 +266,7 @@ def fit_linear(setting: ForecastSetting, features: Callable[[int], tuple[NDArray
         return float(np.einsum("ij,jk,ik->", left, moments["validation"], left))
 
     gram, cross = inputs @ moments["train"] @ inputs.T, outputs @ moments["train"] @ inputs.T
-    ridge = np.eye(len(gram)) * np.trace(gram[:-1, :-1]) / len(maps)
+    ridge = np.eye(len(gram)) * np.trace(gram[:-1, :-1]) / max(1, len(maps))  # of a look-back of 1 NLinear has no features
     ridge[-1, -1] = 0  # the bias is free
     found = [np.linalg.solve(gram + r * ridge, cross.T).T for r in RIDGES]
     weights = min(found, key=errors)

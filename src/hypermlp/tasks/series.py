@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -59,18 +60,33 @@ def find_series(source: str) -> Series:
 @lru_cache(maxsize=2)
 def read_csv(path: str) -> Series:
     """A file in Informer's format; ETTh1 and its kind get their published borders, all others 70, 10 and 20 %."""
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.reader(file))
-    if len(rows) < 3 or len(rows[0]) < 2:
-        raise ValueError(f"{path} must have a header, a column of dates, and at least one channel")
     try:
-        values = np.array([[float(value) for value in row[1:]] for row in rows[1:]])
-    except ValueError as error:
-        raise ValueError(f"{path} must have a number in every cell behind the date ({error}); fill gaps first") from error
-    if values.ndim != 2 or not np.isfinite(values).all():
-        raise ValueError(f"{path} must have as many numbers in every row as its header has channels")
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} must be a CSV file in UTF-8 ({error})") from error
+    if len(rows) < 3 or len(rows[0]) < 2:
+        raise ValueError(f"{path} must have a header, a column of dates, and at least one channel, with commas between them")
+    channels = rows[0][1:]
+    if rows[0][0][:1].isdigit() or len(set(channels)) < len(channels):  # channels may be called 0, 1, …; a date is no header
+        raise ValueError(f"{path} must begin with a header that names every channel once, not {', '.join(rows[0][:6])}")
+    for line, row in enumerate(rows[1:], 2):
+        if len(row) != len(rows[0]):
+            raise ValueError(f"{path}: row {line} has {len(row)} cells, and the header {len(rows[0])}")
+    values = np.array([[number(cell) for cell in row[1:]] for row in rows[1:]])
+    for line, channel in np.argwhere(~np.isfinite(values))[:1]:
+        cell = rows[1 + line][1 + channel]
+        raise ValueError(f"{path}: row {2 + line} must have a number for {channels[channel]}, not {cell!r}; fill gaps first")
     stem, dates = Path(path).stem, [row[0] for row in rows[1:]]
-    return Series(stem, values, tuple(rows[0][1:]), rows_of_a_day(dates), find_borders(stem, len(values)))
+    return Series(stem, values, tuple(channels), rows_of_a_day(dates), find_borders(stem, len(values)))
+
+
+def number(cell: str) -> float:
+    """The cell's number, nan if it has none."""
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan
 
 
 def find_borders(name: str, rows: int) -> tuple[int, int, int]:
