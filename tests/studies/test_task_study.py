@@ -156,3 +156,18 @@ def test_settings_are_changed_by_name() -> None:
             scaled_studies(["mqar"], "quick", changes=[wrong])
     with pytest.raises(ValueError, match="leave --set out"):
         scaled_studies(["mad"], "quick", changes=["seq_len=64"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("    del name", "must have a name, a baseline, training and evaluation.*name"),
+        ("    evaluation = Task.evaluation", "must have a name, a baseline, training and evaluation.*abstract"),
+        ("    name = 'other'", "is called 'other', and so must be the task of its settings, not 'last-token'"),
+        ("    name = 'mqar'; baseline = Setting(task='mqar'); scales = {}", "so is a task of the registry"),
+    ],
+)
+def test_own_tasks_that_lack_something_are_explained(change: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(OWN + change + "\n")
+    with pytest.raises(ValueError, match=message):
+        find_tasks([f"{tmp_path / 'wrong.py'}:LastToken"])

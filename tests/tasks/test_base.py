@@ -96,6 +96,20 @@ def test_baselines_are_computed_from_the_data_and_the_oracle_solves_every_row() 
     assert perfect.values["accuracy"].all()
 
 
+def test_rows_that_cannot_be_read_or_scored_are_refused() -> None:
+    task = Echo()
+    with pytest.raises(
+        ValueError, match=r"echo, validation set short: inputs 0 to 4 must be at least 0 and below vocab_size \(4\)"
+    ):
+        task.check(dataclasses.replace(task.baseline, vocab_size=4), task.training(task.baseline, 0, 0), "validation set short")
+    silent = Rows(np.zeros((2, 3), np.int64), np.full((2, 3), IGNORED))
+    with pytest.raises(ValueError, match="nothing to score"):
+        task.check(task.baseline, [silent], "training")
+    task.training = lambda setting, seed, epoch: [silent]  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="echo, training: every target is -100"):
+        task.open(task.baseline, 0).train(0)
+
+
 def test_batches_have_one_length_and_epochs_have_rows_of_their_own() -> None:
     task = Echo()
     batches = fit.Examples(task.open(task.baseline, 0).train, batch=5, seed=0)

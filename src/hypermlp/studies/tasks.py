@@ -110,7 +110,14 @@ def adopt_tasks(names: Sequence[str]) -> dict[str, str]:
         made = getattr(module, attribute, None)
         if not (isinstance(made, Task) or (isinstance(made, type) and issubclass(made, Task) and made is not Task)):
             raise ValueError(f"{place}: {attribute} must be a subclass of hypermlp.tasks.Task or an object of one")
-        task = made if isinstance(made, Task) else made()
+        try:
+            task = made if isinstance(made, Task) else made()
+            settings = [task.baseline, *(setting for scale in task.scales.values() for setting in scale.settings)]
+            strange = [setting.task for setting in settings if setting.task != task.name]
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"{place} must have a name, a baseline, training and evaluation: {error}") from error
+        if strange:
+            raise ValueError(f"{place} is called {task.name!r}, and so must be the task of its settings, not {strange[0]!r}")
         if task.name in TASKS and not isinstance(TASKS[task.name], type(task)):
             raise ValueError(f"{place} is called {task.name!r}, and so is a task of the registry; give it another name")
         TASKS[task.name] = task
@@ -135,7 +142,7 @@ def find_tasks(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
         elif name == "all":
             found |= dict.fromkeys((task for task in TASKS if TASKS[task].family not in ("mad", "own")), ())
         else:
-            choose_from("task", name, (*TASKS, *families, "all"))
+            choose_from("task", name, tuple(dict.fromkeys((*TASKS, *families, "all"))))
             found |= dict.fromkeys(families[name], ())
     return found
 

@@ -232,14 +232,30 @@ class Task(ABC):
 
         @lru_cache(maxsize=1)
         def train(epoch: int) -> list[Examples]:
-            return [tensors(group) for group in self.training(setting, seed, epoch)]
+            return read(self.training(setting, seed, epoch), "training")
 
         def sets(part: Part) -> Sets:
-            return {name: [tensors(group) for group in rows] for name, rows in self.evaluation(setting, seed, part).items()}
+            return {name: read(rows, f"{part} set {name}") for name, rows in self.evaluation(setting, seed, part).items()}
+
+        def read(groups: list[Rows], what: str) -> list[Examples]:
+            self.check(setting, groups, what)
+            return [tensors(group) for group in groups]
 
         return Material(
             (lambda epoch: train(epoch)) if self.fresh else (lambda epoch: train(0)), sets("validation"), sets("test")
         )
+
+    def check(self, setting: Any, groups: Sequence[Rows], what: str) -> None:
+        """Rows that no model could read, or that nothing is scored of, are refused."""
+        for rows in groups:
+            for name, tokens in (("inputs", rows.inputs), ("targets", rows.targets[rows.targets != IGNORED])):
+                if tokens.size and not 0 <= tokens.min() <= tokens.max() < setting.vocab_size:
+                    raise ValueError(
+                        f"{self.name}, {what}: {name} {tokens.min()} to {tokens.max()} must be at least 0 and below vocab_size "
+                        f"({setting.vocab_size})"
+                    )
+        if not any((rows.targets != IGNORED).any() for rows in groups):
+            raise ValueError(f"{self.name}, {what}: every target is {IGNORED}, so there is nothing to score")
 
     def scale(self, name: str) -> Scale:
         choose_from("scale", name, SCALES)

@@ -153,6 +153,9 @@ class Forecast(Task):
         """The scores of the simple forecasts on the test windows."""
         return simple_scores(setting)
 
+    def check(self, setting: ForecastSetting, groups: Sequence[Rows], what: str) -> None:
+        """Values and places, no tokens."""
+
     def tokens(self, setting: ForecastSetting, rows: Any) -> int:
         return setting.seq_len
 
