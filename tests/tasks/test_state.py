@@ -108,6 +108,26 @@ def test_parity_has_the_published_rows() -> None:
     assert (digest(inputs), digest(targets)) == ("9b315d43c325090b", "43ee49086e3a10c2")
 
 
+def test_tests_of_parity_are_the_published_rows_beyond_40() -> None:
+    """Published lengths are 40 to 256, drawn after the bits of a row."""
+    task, setting = STATE["parity"], ParitySetting(num_test=300)
+    published = [parity_row("test", number, 40, 256) for number in range(300)]
+    kept = [tuple(row) for row in published if len(row) >= 40]
+    assert len(kept) < 300, "some have 40 tokens"
+    found = {tuple(row) for rows in task.evaluation(setting, 0, "test")["lengths 41-256"] for row in rows.inputs.tolist()}
+    assert set(kept) <= found
+    assert len(found) == 300
+
+
+def test_rows_longer_than_the_published_ones_have_slices_of_their_own() -> None:
+    task, setting = STATE["parity"], ParitySetting(num_test=200, tested=600)
+    groups = task.evaluation(setting, 0, "test")["lengths 41-600"]
+    lengths = {rows.inputs.shape[1] + 1: int(rows.facts["length"][0]) for rows in groups}
+    assert max(lengths) > 512
+    assert all(length <= end for length, end in lengths.items())
+    assert task.label("length", lengths[max(lengths)]) == "513-1024"
+
+
 def test_answers_of_the_languages() -> None:
     assert [parity_answer(row) for row in ([1, 2], [2, 2], [1, 1, 1])] == [2, 1, 1]
     assert cycle_answer([2, 2, 1, 3, 2]) == 2 + 4

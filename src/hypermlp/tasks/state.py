@@ -17,6 +17,7 @@ Letters: N rows, T time, n elements.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -192,6 +193,14 @@ def parity_row(part: str, number: int, low: int, high: int) -> list[int]:
     return [int(bit) for bit in symbols[: int(source.integers(low, high + 1)) - 1]]
 
 
+def published_parity(part: str, count: int, low: int, high: int) -> list[list[int]]:
+    """The first rows of the published stream. Its tests have 40 to 256 tokens: where 41 to 256 are asked for, those of 40 are
+    left out; other ranges are drawn from the same stream, with lengths of their own."""
+    least = 40 if (low, high) == (41, 256) else low
+    rows = (parity_row(part, number, least, high) for number in itertools.count())
+    return list(itertools.islice((row for row in rows if len(row) + 1 >= low), count))
+
+
 def parity_answer(row: Sequence[int]) -> int:
     return sum(token == 2 for token in row) % 2 + 1
 
@@ -267,7 +276,7 @@ class CycleSetting(LanguageSetting):
     vocab_size: int = STEPS + POSITIONS + 1
 
 
-BINS = (16, 40, 80, 160, 256)  # upper ends of the slices
+BINS = (16, 40, 80, 160, 256, 512, 1024, 2048, 4096)  # upper ends of the slices
 
 
 class FormalLanguage(Task):
@@ -319,7 +328,7 @@ class FormalLanguage(Task):
         return [place(groups, setting.seq_len, source)] if setting.placed else groups
 
     def evaluation(self, setting: LanguageSetting, seed: int, part: Part) -> dict[str, list[Rows]]:
-        """Parity of seed 0 has the published rows beyond the training lengths."""
+        """Parity of seed 0 has the published rows at lengths 41 to 256."""
         count = setting.num_test if part == "test" else max(1, setting.num_test // 2)
         source = np.random.default_rng([seed, 1 + (part == "test")])
         ranges = {f"{setting.shortest}-{setting.longest}": (setting.shortest, setting.longest)}
@@ -328,8 +337,8 @@ class FormalLanguage(Task):
         for name, (low, high) in ranges.items():
             picked = source.choice(self.lengths(low, high), size=count)
             rows = [self.draw(source, 1, int(length))[0] for length in picked]
-            if self.name == "parity" and seed == 0 and low > setting.shortest:
-                rows = [parity_row(part, number, low, high) for number in range(count)]
+            if self.name == "parity" and seed == 0 and low > setting.shortest and high <= SYMBOLS + 1:
+                rows = published_parity(part, count, low, high)
             found[f"lengths {name}"] = self.group(setting, rows)
         return found
 
