@@ -135,12 +135,15 @@ def test_names_families_and_scales() -> None:
     assert study.search is not None
 
 
-def test_every_task_has_settings_at_every_scale() -> None:
+def test_every_task_has_settings_at_its_scales_and_none_is_called_published_that_is_not() -> None:
     for name, task in TASKS.items():
         if task.family not in ("mad", "own"):
-            for scale in tasks.SCALES:
+            assert {"quick", "laptop"} <= set(task.scales)
+            for scale in task.scales:
                 (study,) = scaled_studies([name], scale).values()
                 assert all(key == setting.key and setting.task == name for key, setting in study.settings().items())
+    with pytest.raises(ValueError, match="copy has no published sizes; use laptop"):
+        scaled_studies(["copy"], "published")
 
 
 def test_settings_are_changed_by_name() -> None:

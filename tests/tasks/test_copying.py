@@ -97,6 +97,16 @@ def test_trivial_answers_are_computed_from_the_data() -> None:
     assert found["most frequent"]["accuracy"] < 0.1
 
 
+@pytest.mark.parametrize(("name", "least"), {"copy": 1, "phone-book": 1, "induction": 3, "needle": 10, "variables": 15}.items())
+def test_the_smallest_rows_are_solved_and_smaller_ones_refused(name: str, least: int) -> None:
+    rows = KINDS[name].draw(np.random.default_rng(0), 50, least)
+    counted = rows.targets != -100
+    assert (KINDS[name].solve(rows.inputs)[counted] == rows.targets[counted]).all()
+    for size in (least - 1, 0):
+        with pytest.raises(ValueError, match=rf"\({size}\) must be .*at least {least}"):
+            KINDS[name].draw(np.random.default_rng(0), 2, size)
+
+
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match=r"reach \(3\)"):
         CopyingSetting(task="copy", reach=3)

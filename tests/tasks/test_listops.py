@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import random
 
@@ -65,6 +66,14 @@ def test_pictures_are_split_by_class_and_never_shared() -> None:
     assert counts.min() >= 47
     assert counts.max() <= 53
     assert task.baselines(task.baseline, 0)["nearest neighbour"]["accuracy"] > 0.97
+
+
+def test_few_pictures_are_of_every_class() -> None:
+    pytest.importorskip("sklearn")
+    task = TASKS["pixels"]
+    setting = dataclasses.replace(task.baseline, num_train=100, num_test=50)
+    for (rows,) in (task.training(setting, 0, 0), task.evaluation(setting, 0, "test")["test"]):
+        assert len(set(rows.targets[:, -1])) == 10
 
 
 def test_next_pixels_are_scored_in_bits() -> None:

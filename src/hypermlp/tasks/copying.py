@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hypermlp.checks import at_least_one
 from hypermlp.config import IGNORED
 from hypermlp.tasks.base import Ints, Part, Rows, Scale, Sizes, Task, Unit
 
@@ -35,6 +36,7 @@ def copy_rows(random: Random, count: int, letters: int) -> Rows:
 
     letters = 3: inputs $ c a b | c a b, targets . . . . c a b END
     """
+    at_least_one("letters", letters)
     string = random.integers(LETTERS, size=(count, letters))
     begin, bar, end = (np.full((count, 1), token) for token in (BOS, BAR, END))
     inputs = np.concatenate([begin, string, bar, string], axis=1)
@@ -60,8 +62,8 @@ def phone_rows(random: Random, count: int, entries: int) -> Rows:
 
     A first or last name alone does not tell entries apart.
     """
-    if entries > NAMES**2:
-        raise ValueError(f"entries ({entries}) must be at most {NAMES**2}, the number of different names")
+    if not 1 <= entries <= NAMES**2:
+        raise ValueError(f"entries ({entries}) must be at least 1 and at most {NAMES**2}, the number of different names")
     codes = random.random((count, NAMES**2)).argsort(1)[:, :entries]
     names = np.stack([codes // NAMES, NAMES + codes % NAMES], axis=2)  # N entries 2
     book = np.concatenate([names, 2 * NAMES + random.integers(10, size=(count, entries, DIGITS))], axis=2)
@@ -94,6 +96,8 @@ def induction_rows(random: Random, count: int, tokens: int) -> Rows:
 
     Only the last token is scored, which is harder to learn than to predict every token.
     """
+    if tokens < 3:
+        raise ValueError(f"tokens ({tokens}) must be at least 3: the special token, what follows it, and the question")
     inputs = random.integers(ALPHABET, size=(count, tokens))
     place = random.integers(tokens - 2, size=count)
     inputs[np.arange(count), place] = inputs[:, -1] = SPECIAL

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hypermlp.checks import choose_from, divisible
+from hypermlp.checks import at_least_one, choose_from, divisible
 from hypermlp.config import IGNORED
 from hypermlp.tasks.base import Ints, Part, Rows, Scale, Sizes, Task
 
@@ -50,6 +50,7 @@ def mqar_rows(
     >>> inputs[0, :13].tolist()
     [739, 6995, 3514, 8163, 3106, 5240, 983, 5004, 3514, 0, 0, 0, 739]
     """
+    at_least_one("rows", rows)
     divisible("length", length, 2, "2: keys and values come in pairs")
     if vocab_size <= length:
         raise ValueError(f"vocab_size ({vocab_size}) must be above the length ({length})")

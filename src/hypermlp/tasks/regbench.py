@@ -9,6 +9,7 @@ targets  a . b c b . b
 
 The published generator numbers states as a library does and orders automata as a Python set has them, so its rows cannot be
 reproduced; here automata are numbered breadth-first, duplicates are drawn again, and those of test rows are never trained on.
+Published rows have 10 to 19 words and are padded; here rows are filled with words to one length.
 
 Letters: N rows, T time, M scored tokens, V vocabulary.
 """
@@ -43,7 +44,7 @@ class RegbenchSetting(Sizes):
     num_train: int = 2000
     num_test: int = 200
     nodes: int = 8  # most states; the fewest are 4
-    words: int = 8  # most in a row, at least half as many
+    words: int = 8  # told apart in the scores; later ones, while there is room in a row, count as the last of them
     longest: int = 20  # letters of a word
 
     def __post_init__(self) -> None:
@@ -126,7 +127,7 @@ def write_row(
 
 
 def write_rows(automata: Sequence[Automaton], setting: RegbenchSetting, seed: Sequence[int]) -> Rows:
-    """One row of seq_len tokens of each automaton, as many words as fill it; scored are the first `words` of them."""
+    """One row of seq_len tokens of each automaton, as many words as fill it; letters of words beyond `words` count as its."""
     random = np.random.default_rng(list(seed))
     length = setting.seq_len
     made = [write_row(automaton, setting, random) for automaton in automata]
