@@ -39,10 +39,12 @@ struct Block {
     bool allocate(size_t bytes) {
         const size_t huge = size_t(2) << 20;
         // Strips walk down columns with a stride of several pages; large pages spare the address translation.
+        // Only whole ones: the last would take memory that nobody uses.
         size_t align = bytes >= huge ? huge : 64;
-        p = (char *)aligned_alloc(align, round_up(bytes + 1, align));
+        void *found = nullptr;
+        if (posix_memalign(&found, align, bytes + 1) == 0) p = (char *)found;
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-        if (p && align == huge) madvise(p, round_up(bytes + 1, align), MADV_HUGEPAGE);
+        if (p && align == huge) madvise(p, bytes / huge * huge, MADV_HUGEPAGE);
 #endif
         return p != nullptr;
     }
