@@ -186,6 +186,7 @@ def make_problem(
     diag: bool = True,
     shortcut: bool = True,
     spans: Tensor | None = None,
+    ranks: tuple[int, int] = (3, 2),
     seed: int = 0,
 ) -> Problem:
     S = T if S is None else S
@@ -195,8 +196,8 @@ def make_problem(
         randn(B, T, G, K, seed=seed),
         randn(B, S, G, K, seed=seed + 1),
         randn(B, S, H, V, seed=seed + 2),
-        make_mixing(B, T, G, L, 3, seed + 10, diag=diag, shortcut=shortcut) if op1 else None,
-        make_mixing(B, T, H, L, 2, seed + 20, diag=diag, shortcut=shortcut) if op2 else None,
+        make_mixing(B, T, G, L, ranks[0], seed + 10, diag=diag, shortcut=shortcut) if op1 else None,
+        make_mixing(B, T, H, L, ranks[1], seed + 20, diag=diag, shortcut=shortcut) if op2 else None,
         spec,
         spans,
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 from helpers import assert_same, make_problem, randn, run_problem
 from hypermlp.ops import native, pointwise
 from hypermlp.ops.native import library
+from hypermlp.ops.registered import Inputs, flatten_mixing
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +91,25 @@ def test_threads_change_no_output_and_gradients_only_by_rounding(case: dict[str,
     assert_same(many, one, 1e-5)
     for name in many:
         assert torch.equal(many[name], again[name]), f"{name} is not reproducible"
+
+
+@pytest.mark.parametrize("name", ["plain", "one head", "window", "packed"])
+@pytest.mark.parametrize("ranks", [(3, 2), (16, 32)], ids=["few", "whole panels"])
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_the_gradient_of_v_takes_the_place_of_that_of_o(name: str, ranks: tuple[int, int], count: int) -> None:
+    problem = make_problem(**CASES[name], ranks=ranks).to(torch.float32)
+    torch.set_num_threads(count)
+    leaves = {leaf: t.clone().requires_grad_() for leaf, t in problem.leaves().items()}
+    p = problem.with_leaves(leaves)
+    o, rho = native.mix_linked(
+        Inputs(p.q, p.k, p.v, *flatten_mixing(p.routing, False), *flatten_mixing(p.reading, True), p.spans), p.spec
+    )
+    d_o = randn(*o.shape, seed=99, dtype=o.dtype)
+    dots = (d_o * o.detach()).sum(-1)
+    found = torch.autograd.grad((o, rho), list(leaves.values()), (d_o, dots))
+    assert found[2].data_ptr() == d_o.data_ptr()
+    found = {"o": o.detach(), **{f"d {leaf}": g for leaf, g in zip(leaves, found, strict=True)}}
+    assert_same(found, run_problem(problem), 2e-5)
 
 
 def test_a_row_is_bitwise_independent_of_its_batch() -> None:

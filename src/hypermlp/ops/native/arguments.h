@@ -32,7 +32,7 @@ struct hm_args {
     hm_view o;                 // (B,T,H,V), written by forward, read by backward
     float *rho;                // (B,T,H) contiguous, written by forward, read by backward
     hm_view dout;              // backward only, from here on
-    hm_view dq, dk, dv, ds1, ds2;
+    hm_view dq, dk, dv, ds1, ds2;  // dv may be dout, where every row's own slot has its number
     float *dA1, *dB1, *ddiag1, *dA2, *dB2, *ddiag2;  // may be null where the operator or its diagonal is absent
     const float *dots;         // (B,T,H) do·o, or null: from o
 };

@@ -6,19 +6,31 @@
 
 namespace {
 
-// Gradients of the parameters of one head, collected by one worker; [u][Rp] from u0 on.
+// Gradients of the parameters of one head, collected by one worker; [u][Rp] from u0 on. The first worker of a head collects
+// those of the factors in the outputs themselves, where these have the same rows.
 struct ParamSum {
     float *A1[2], *B1[2], *diag1[2], *A2, *B2, *diag2;
-    void carve(Arena &mem, const Plan &P) {
+    void carve(Arena &mem, const Plan &P, i64 head, bool first) {
         i64 lags = P.op1.Lp - P.u0;
+        auto factor = [&](const Operator &op, i64 op_head, float *out) {
+            bool there = first && out && op.R == op.Rp;
+            return there ? out + (op_head * op.L + P.u0) * op.R : mem.floats(lags * op.Rp);
+        };
         for (i64 part = 0; part < P.parts; part++) {
-            A1[part] = mem.floats(lags * P.op1.Rp);
-            B1[part] = mem.floats(lags * P.op1.Rp);
+            i64 g = P.routing(head, part);
+            A1[part] = factor(P.op1, g, P.p.dA1);
+            B1[part] = factor(P.op1, g, P.p.dB1);
             diag1[part] = mem.floats(lags);
         }
-        A2 = mem.floats(lags * P.op2.Rp);
-        B2 = mem.floats(lags * P.op2.Rp);
+        A2 = factor(P.op2, head, P.p.dA2);
+        B2 = factor(P.op2, head, P.p.dB2);
         diag2 = mem.floats(lags);
+    }
+    void clear(const Plan &P) const {
+        auto zero = [&](float *x, i64 width) { memset(x, 0, (P.p.L - P.u0) * width * sizeof(float)); };
+        for (i64 part = 0; part < P.parts; part++)
+            zero(A1[part], P.op1.Rp), zero(B1[part], P.op1.Rp), memset(diag1[part], 0, (P.op1.Lp - P.u0) * sizeof(float));
+        zero(A2, P.op2.Rp), zero(B2, P.op2.Rp), memset(diag2, 0, (P.op1.Lp - P.u0) * sizeof(float));
     }
 };
 
@@ -40,6 +52,8 @@ void output_gradient(const Plan &P, const Strip &s, i64 head, Work &w) {
         w.pull[i] = p.norm ? -product * w.rrho[i] * w.rrho[i] : 0.0f;
     }
     pack_rows(at(p.dout, s.b, s.row, head), p.dout.t, s.m, p.V, w.rrho, w.dout, P.Vp);
+    if (P.dv_in_place())
+        for (i64 i = 0; i < s.m; i++) memset(at(p.dv, s.b, s.row + i, head), 0, p.V * sizeof(float));
 }
 
 void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const ParamSum &sums, const SlotSum *dk, SlotSum dv) {
@@ -155,6 +169,7 @@ void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const Para
 
 // The strips of all heads in order (head, batch, time), cut into one run per worker of about equal cost. A worker adds to the
 // outputs dk, dv itself, except in the (head, batch) unit it shares with workers before it: there it has a private copy.
+// In time order a strip gives to slots whose own rows have been read, so that dv may be collected in the place of dout.
 struct Schedule {
     struct Run {
         i64 begin, end;        // items; item = head * strips + strip
@@ -243,15 +258,19 @@ int run_backward(const hm_args &p) {
     std::vector<Block> own(nw);
     auto carve_all = [&](Arena &fixed, Arena &sums) {
         P.carve(fixed, true);
+        i64 begun = 0;  // heads that have a first worker
         for (auto &run : schedule.runs) {
-            for (auto &sum : run.sums) sum.carve(sums, P);
+            for (i64 j = 0; j < (i64)run.sums.size(); j++) {
+                i64 head = run.head_begin + j;
+                run.sums[j].carve(sums, P, head, head >= begun);
+                begun = std::max(begun, head + 1);
+            }
             if (run.shared_end > run.begin) run.copy = sums.floats((run.last - run.first) * width);
         }
     };
     Arena fixed, sums;
     carve_all(fixed, sums);
     if (!shared.allocate(fixed.used) || !collected.allocate(sums.used)) return 1;
-    size_t sums_bytes = sums.used;
     fixed = Arena{shared.p}, sums = Arena{collected.p};
     carve_all(fixed, sums);
     std::vector<Work> work(nw);
@@ -265,14 +284,17 @@ int run_backward(const hm_args &p) {
     P.fill(true);
 
     run_workers(nw, p.parallel, [&](i64 w) {
-        Share rows(p.B * p.S, w, nw), bytes((i64)sums_bytes, w, nw);
-        memset(collected.p + bytes.begin, 0, bytes.end - bytes.begin);
+        Share rows(p.B * p.S, w, nw);
+        const auto &run = schedule.runs[w];
+        for (const auto &sum : run.sums) sum.clear(P);
+        if (run.copy) memset(run.copy, 0, (run.last - run.first) * width * sizeof(float));
         for (i64 j = rows.begin; j < rows.end; j++) {
             for (i64 g = 0; g < p.G; g++) memset(at(p.dk, j / p.S, j % p.S, g), 0, p.K * sizeof(float));
-            for (i64 h = 0; h < p.H; h++) memset(at(p.dv, j / p.S, j % p.S, h), 0, p.V * sizeof(float));
+            for (i64 h = 0; h < p.H && !P.dv_in_place(); h++) memset(at(p.dv, j / p.S, j % p.S, h), 0, p.V * sizeof(float));
         }
     });
     P.clear_uncovered(p.dq, p.G, p.K);
+    if (P.dv_in_place()) P.clear_uncovered(p.dv, p.H, p.V);
     if (P.op1.present()) P.clear_uncovered(p.ds1, p.G, p.R1);
     if (P.op2.present()) P.clear_uncovered(p.ds2, p.H, p.R2);
 

@@ -81,17 +81,27 @@ def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tens
 def backward(
     d_o: Tensor, o: Tensor | None, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None, *, dots: Tensor | None = None
 ) -> list[Tensor | None]:
-    """Gradients. Of o only d_o·o (B T H) is needed: dots stands for it where o was not kept."""
+    """Gradients. Of o only d_o·o (B T H) is needed: dots stands for it where o was not kept; d_o may then be overwritten."""
     a, _kept = Passed.make(inputs, spec)
     d_o, o, rho, dots = single(d_o), None if o is None else single(o), whole(rho), None if dots is None else whole(dots)
     wanted = inputs.differentiable
-    d = inputs.with_differentiable(None if x is None else x.new_empty(x.shape, dtype=torch.float32) for x in wanted)
+    replaced = inputs.v if dots is not None and rows_are_slots(inputs) else None
+    d = inputs.with_differentiable(
+        None if x is None else d_o if x is replaced else x.new_empty(x.shape, dtype=torch.float32) for x in wanted
+    )
     a.o, a.rho, a.dout, a.dots = view(o), pointer(rho), view(d_o), pointer(dots)
     a.dq, a.dk, a.dv, a.ds1, a.ds2 = view(d.q), view(d.k), view(d.v), view(d.control1), view(d.control2)
     a.dA1, a.dB1, a.ddiag1 = pointer(d.left1), pointer(d.right1), pointer(d.base1)
     a.dB2, a.dA2, a.ddiag2 = pointer(d.left2), pointer(d.right2), pointer(d.base2)
     call("hm_backward", a)
     return [None if x is None or g is None else g.to(x.dtype) for g, x in zip(d.differentiable, wanted, strict=True)]
+
+
+def rows_are_slots(inputs: Inputs) -> bool:
+    """Whether every row's own slot has its number, so that the gradient of v may take the place of that of o."""
+    spans = inputs.spans
+    same = inputs.q.shape[1] == inputs.v.shape[1]
+    return same and (spans is None or torch.equal(spans[:, 1:3], spans[:, 3:]))
 
 
 mix = register("native", forward, backward)
