@@ -66,7 +66,7 @@ struct Plan {
             if (!backward && count <= ROW_PATH)
                 for (i64 r = 0; r < count; r++) rows.emplace_back(span[0], span[1] + r, 1, span[4] - count + r, span[3], p.L);
             else
-                for (const Strip &s : cut_span(span, p.L, strip_rows())) strips.push_back(s);
+                for (const Strip &s : cut_span(span, p.L, p.V <= NARROW)) strips.push_back(s);
         }
         for (uint8_t x : covered) covered_all = covered_all && x;
         for (const Strip &s : strips) {
@@ -83,8 +83,6 @@ struct Plan {
     }
     Plan(const Plan &) = delete;
     i64 routing(i64 h, i64 part) const { return h + part * p.H; }
-    // Strips of narrow heads are lower: their matrices would be larger than all tensors of the call, and gain little.
-    i64 strip_rows() const { return p.V <= NARROW ? M_NARROW : M_STRIP; }
     bool dv_in_place() const { return p.dv.data && p.dv.data == p.dout.data; }
     void carve(Arena &mem, bool backward) {
         op1.carve(mem, backward);

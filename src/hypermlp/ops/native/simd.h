@@ -23,7 +23,8 @@ constexpr int NR = NV * VL;
 constexpr int TL = 96;    // lag columns worked on at a time: their parameters and MR rows fit in the first cache
 constexpr int TC = 96;    // slots packed at a time: TC x V floats, and the next ones on their way, fit in the second cache
 constexpr i64 M_STRIP = 96, M_SINGLE = 132;  // rows of a strip; a span no longer than M_SINGLE is one strip
-constexpr i64 M_NARROW = 48, NARROW = 128;   // rows of a strip where a head's values are at most so wide
+constexpr i64 M_NARROW = 48, NARROW = 128;   // rows of a strip where values are at most so wide: higher ones would gain little,
+                                             // and their matrices outweigh the tensors of a call
 constexpr i64 ROW_PATH = 3;                  // spans of so few rows read k and v in place (decoding)
 constexpr i64 DB = 512;                      // slots of one decoding block
 static_assert(TL % NR == 0 && TC % NR == 0, "tiles hold whole panels");

@@ -95,11 +95,11 @@ i64 strip_ld(i64 Wp, i64 m) {
     return (ld / 16) % 2 ? ld : ld + 16;
 }
 
-std::vector<Strip> cut_span(const i64 *span, i64 L, i64 height) {
+std::vector<Strip> cut_span(const i64 *span, i64 L, bool narrow) {
     std::vector<Strip> strips;
     i64 rows = span[2] - span[1];
     if (rows <= 0) return strips;
-    i64 count = rows <= M_SINGLE ? 1 : (rows + height - 1) / height;
+    i64 height = narrow ? M_NARROW : rows <= M_SINGLE ? rows : M_STRIP, count = (rows + height - 1) / height;
     i64 each = round_up((rows + count - 1) / count, MR);
     for (i64 r = 0; r < rows; r += each)
         strips.emplace_back(span[0], span[1] + r, std::min(each, rows - r), span[4] - rows + r, span[3], L);
