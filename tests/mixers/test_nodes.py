@@ -1,10 +1,10 @@
-"""Projections and readout as nodes of autograd (ops/layer.py) are the plain steps, however they are differentiated."""
+"""Projections and readout, or a whole layer, as nodes of autograd (ops/layer.py): the plain steps, however differentiated."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from helpers import assert_same, make_layer, randn, run_layer
@@ -12,7 +12,6 @@ from hypermlp import HyperGLU
 from hypermlp.ops import layer as nodes
 from hypermlp.ops import native
 
-SHAPE = (2, 13, 16)
 OPTIONS = {
     "usual": {},
     "biases": {"bias": True},
@@ -24,12 +23,20 @@ OPTIONS = {
 }
 
 
-def inputs() -> tuple[Tensor, Tensor]:
-    return randn(*SHAPE, dtype=torch.float32), randn(*SHAPE, seed=1, dtype=torch.float32)
+def inputs(width: int = 16) -> tuple[Tensor, Tensor]:
+    return randn(2, 13, width, dtype=torch.float32), randn(2, 13, width, seed=1, dtype=torch.float32)
 
 
 def small(**options: object) -> HyperGLU:
     return make_layer(dtype=torch.float32, block_size=9, **options)
+
+
+@pytest.fixture(params=["whole", "in nodes"])
+def whole(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether layers of whole panels go in one call."""
+    if request.param == "in nodes":
+        monkeypatch.setattr(native, "MOST_TOKENS", -1)
+    return request.param == "whole"
 
 
 @pytest.mark.parametrize("impl", ["chunked", "native"])
@@ -37,6 +44,7 @@ def small(**options: object) -> HyperGLU:
 def test_nodes_equal_the_reference(options: dict, impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, (x, d_y), calls = small(**options), inputs(), []
     project = nodes.project
+    monkeypatch.setattr(native, "MOST_TOKENS", -1)
     monkeypatch.setattr(nodes, "project", lambda *a, **k: calls.append(1) or project(*a, **k))
     found = run_layer(layer, x, d_y, impl=impl)
     assert calls
@@ -52,8 +60,8 @@ def test_packed_and_padded(impl: str) -> None:
         assert_same(one, other, 2e-5)
 
 
-def test_backward_twice_and_checkpointed() -> None:
-    layer, (x, d_y) = small(), inputs()
+def test_backward_twice_and_checkpointed(whole: bool) -> None:
+    layer, (x, d_y) = make_layer(dtype=torch.float32, block_size=9, **PANELS), inputs(64)
     expected = run_layer(layer, x, d_y, impl="native")
     leaf = x.clone().requires_grad_()
     y = layer(leaf, impl="native")
@@ -64,8 +72,8 @@ def test_backward_twice_and_checkpointed() -> None:
     assert torch.equal(torch.autograd.grad(again, leaf, d_y)[0], first)
 
 
-def test_frozen_parameters_get_no_gradient_and_change_none() -> None:
-    layer, (x, d_y) = small(bias=True), inputs()
+def test_frozen_parameters_get_no_gradient_and_change_none(whole: bool) -> None:
+    layer, (x, d_y) = make_layer(dtype=torch.float32, block_size=9, bias=True, **PANELS), inputs(64)
     expected = run_layer(layer, x, d_y, impl="native")
     names = [name for name, _ in layer.named_parameters()]
     for frozen in (names[::2], names[1::2]):
@@ -76,9 +84,9 @@ def test_frozen_parameters_get_no_gradient_and_change_none() -> None:
             assert p.grad is None if name in frozen else torch.allclose(p.grad, expected[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"use_vo_gate": False}, {"bias": True}])
-def test_second_derivatives(options: dict) -> None:
-    layer, (x, d_y) = small(**options), inputs()
+@pytest.mark.parametrize("options", [{}, {"use_vo_gate": False}, {"bias": True}, {"op1_use_diag": False}])
+def test_second_derivatives(options: dict, whole: bool) -> None:
+    layer, (x, d_y) = make_layer(dtype=torch.float32, block_size=9, **PANELS, **options), inputs(64)
     found = {}
     for impl in ("native", "chunked", "dense"):
         leaf = x.clone().requires_grad_()
@@ -95,23 +103,45 @@ BLOCKS = {
     "biases": {"bias": True},
     "no convolutions": {"use_kv_conv": False},
     "three taps, no gate": {"conv_kernel_size": 3, "use_vo_gate": False},
+    "relu": {"attn_kind": "relu", "op1_shortcut": False},
+    "no diagonals": {"op1_use_diag": False, "op2_use_diag": False, "op2_shortcut": False},
+    "no norm": {"op2_rank": 16, "attn_norm": "none"},
 }
 
 
 @pytest.mark.parametrize("options", BLOCKS.values(), ids=BLOCKS)
 @pytest.mark.parametrize("threads", [1, 3])
-def test_blocks_of_rows_equal_the_reference(options: dict, threads: int) -> None:
-    layer = make_layer(dtype=torch.float32, block_size=64, **PANELS, **options)
+def test_blocks_of_rows_equal_the_reference(options: dict, threads: int, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = make_layer(dtype=torch.float32, block_size=64, **{**PANELS, **options})
+    calls, run = [], nodes.run_whole
+    monkeypatch.setattr(nodes, "run_whole", lambda *a: calls.append(1) or run(*a))
     assert native.fits(torch.empty(1, 1, 64), layer._weights().weights)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for (B, T), bounds in (((2, 101), None), ((1, 101), [0, 47, 49, 101]), ((3, 2), None)):
+        for (B, T), bounds in (((2, 101), None), ((1, 101), [0, 47, 49, 101]), ((3, 2), None), ((2, 0), None)):
             x, d_y = (randn(B, T, 64, seed=n, dtype=torch.float32) for n in range(2))
             found, expected = (run_layer(layer, x, d_y, impl=i, cu_seqlens=bounds) for i in ("native", "dense"))
             assert_same(found, expected, 2e-5)
     finally:
         torch.set_num_threads(before)
+    assert len(calls) == 3 * (whole and layer.gate_vo is not None)
+
+
+def test_no_whole_layer_where_somebody_listens_or_parameters_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "run_whole", lambda *a: pytest.fail("called"))
+    x, _ = inputs(64)
+    heard: list[object] = []
+    for listen in (
+        lambda layer: layer.op2.register_forward_hook(lambda *a: heard.append(1)),
+        lambda layer: layer.o.register_forward_hook(lambda *a: heard.append(1)),
+        lambda layer: setattr(layer.op1, "A", nn.Parameter(layer.op1.A.mT.contiguous().mT)),
+    ):
+        layer = make_layer(dtype=torch.float32, block_size=9, **PANELS)
+        expected = layer(x, impl="dense").detach()
+        listen(layer)
+        assert_same(layer(x, impl="native"), expected, 2e-5)
+    assert len(heard) == 2
 
 
 def test_the_way_back_through_the_readouts_gate() -> None:

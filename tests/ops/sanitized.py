@@ -88,6 +88,7 @@ def main(seed: int, layers: int) -> None:
         torch.set_num_threads(draw.choice([1, 2, 3]))
         layer, batch, T = random_layer(draw), draw.choice([1, 2, 5]), draw.choice([1, 2, 3, 4, 13, 97, 140])
         x = torch.randn(batch, T, layer.width)
+        native.MOST_TOKENS = draw.choice([-1, 512])
         train(layer, x)
         train(layer, x, attention_mask=(torch.rand(batch, T) < 0.7).long())
         if T > 2:

@@ -188,6 +188,9 @@ class HyperGLU(Mixer):
             raise ValueError(f"chunk_T ({chunk}) must be a whole number of at least 1, or None")
         impl = ops.resolve(impl or self.config.impl_default, x, self.spec.aligner)
         if cache is None:
+            y = self._run_whole(x, impl) if attention_mask is None and cu_seqlens is None else None
+            if y is not None:
+                return y
             tokens = gather_tokens(x, attention_mask, cu_seqlens)
             return tokens.restore(self.mix(tokens, None, impl, chunk))
         cache.check(x, self.cache_spec())
@@ -217,6 +220,27 @@ class HyperGLU(Mixer):
             o = F.dropout(o, self.config.dropout, self.training)
         (y,) = apply_linears([(o, self.o)], impl)
         return y
+
+    def _run_whole(self, x: Tensor, impl: str) -> Tensor | None:
+        """y in one call of the native kernel, for plain sequences of few tokens; None where the layer is not the usual one."""
+        if impl != "native" or x.shape[0] * x.shape[1] > native.MOST_TOKENS or not self._in_nodes(x, impl):
+            return None
+        c, op1, op2 = self.config, self.op1, self.op2
+        drops = c.dropout and self.training
+        if self.gate_vo is None or drops or c.readout_norm or c.readout_swish or not (c.op1_per_head and c.op2_per_head):
+            return None
+        assert op1 is not None
+        assert op2 is not None
+        if not (is_plain(op1, SequenceMixing) and is_plain(op2, SequenceMixing)):
+            return None
+        mixings = (op1.A, op1.B, op1.diag, op2.A, op2.B, op2.diag)
+        parameters = (*self._weights(), *mixings, self.o.weight, self.o.bias)
+        if not native.fits(x, parameters[:7]) or not native.is_plain(x, *parameters):
+            return None
+        if not all(t is None or t.is_contiguous() for t in parameters):
+            return None
+        form = native.Form(self.spec, c.n_head, c.routing_heads, op1.shortcut, op2.shortcut)
+        return layer.run_whole(x, parameters, form)
 
     def _native_step(self, x: Tensor, cache: Cache) -> Tensor | None:
         """One token for each row in one call of the native kernel; None where something about the layer is not plain."""

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp import ops
-from hypermlp.ops import native, pointwise
+from hypermlp.ops import native, pointwise, reference
 from hypermlp.ops.registered import Inputs, flatten_mixing, gradients_with_graph, observed, reference_mix
 from hypermlp.ops.types import Mixing, Spec
 
@@ -287,3 +287,46 @@ class LinkedReadOut(torch.autograd.Function):
         d_gated, d_weight, d_bias = linear_backward(d_y, gated, weight, ctx.needs_input_grad[3:5])
         d_o, d_gate, dots = native.ungate(d_gated, gated, gate, ctx.shape[2])
         return (d_o.view(ctx.shape), dots, d_gate, d_weight, d_bias, None, *(None for _ in tensors))
+
+
+def run_whole(x: Tensor, parameters: Sequence[Tensor | None], form: native.Form) -> Tensor:
+    """A layer on plain sequences x (B T C) in one call of compiled code, and one node of autograd where that records.
+
+    See native.Form. The caller knows that no tracer observes, and that all parameters are plain and contiguous.
+    """
+    if torch.is_grad_enabled():
+        return cast("Tensor", Whole.apply(x, form, *parameters))
+    return native.layer_forward(x, parameters, form)[0]
+
+
+class Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, form: native.Form, *parameters: Tensor | None) -> Tensor:
+        y, kept = native.layer_forward(x, parameters, form)
+        ctx.form = form
+        ctx.save_for_backward(x, kept, *parameters)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Any, ...]:
+        x, kept, *parameters = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def plain(x: Tensor, *parameters: Tensor | None) -> Tensor:
+                return plain_layer(x, parameters, ctx.form)
+
+            d_x, *found = gradients_with_graph(plain, (x, *parameters), (d_y,))
+        else:
+            d_x, found = native.layer_backward(d_y, x, kept, parameters, ctx.form, ctx.needs_input_grad[2:])
+        return (d_x, None, *found)
+
+
+def plain_layer(x: Tensor, parameters: Sequence[Tensor | None], form: native.Form) -> Tensor:
+    """The same in differentiable steps."""
+    *weights, A1, B1, diag1, A2, B2, diag2, weight, bias = cast("list[Any]", parameters)
+    p = compute_projections(x, Projections._make(weights), None, None, "")[1]
+    assert p.gate_vo is not None
+    q, s1, k = (t.unflatten(-1, (form.routing_heads, -1)) for t in (p.q, p.s1, p.k))
+    s2, v = (t.unflatten(-1, (form.heads, -1)) for t in (p.s2, p.v))
+    routing, reading = Mixing(A1, B1, s1, diag1, form.shortcut1), Mixing(A2, B2, s2, diag2, form.shortcut2)
+    return plain_readout(reference.mix(q, k, v, routing, reading, form.spec).flatten(2), p.gate_vo, weight, bias)

@@ -20,10 +20,13 @@ from hypermlp.ops.native.kernels import (
     step,
     ungate,
 )
+from hypermlp.ops.native.layer import MOST_TOKENS, Form, layer_backward, layer_forward
 from hypermlp.ops.native.project import fits, project_backward, project_forward
 
 __all__ = [
+    "MOST_TOKENS",
     "SCAN_ROWS",
+    "Form",
     "Library",
     "StepParameters",
     "cache_folder",
@@ -35,6 +38,8 @@ __all__ = [
     "gates_backward",
     "gates_forward",
     "is_plain",
+    "layer_backward",
+    "layer_forward",
     "library",
     "linears",
     "mix",

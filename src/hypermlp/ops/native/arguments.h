@@ -101,6 +101,25 @@ struct hm_ungate_args {
     float *dots;                 // (N,H) do·o, which is dy·y
 };
 
+// A whole layer on plain sequences: hm_project_args, hm_args and the gated readout. C, H*V and all widths are whole panels.
+// The parameters: weights and biases of the projections as in hm_project_args, their convolutions, A1, B1, diag1, A2, B2, diag2,
+// weight (C,H*V) and bias of the readout. Null: there is none; of a gradient: it is not wanted. All contiguous.
+struct hm_layer_args {
+    i64 B, T, C, W, H, G, K, V, R1, R2, L;
+    i64 act, norm, shortcut1, shortcut2;
+    double eps;
+    i64 nthreads;
+    void *parallel;
+    const float *parameter[24];
+    const float *x;              // (B,T,C)
+    float *kept;                 // written by forward, read by backward
+    i64 kept_size;               // in floats, as the kernel counts them
+    float *y;                    // forward only, (B,T,C)
+    const float *dy;             // backward only, from here on
+    float *dx;
+    float *gradient[24];
+};
+
 // One product of a few rows with a weight matrix: y = x w^T + bias.
 struct hm_linear_entry {
     const float *x, *w, *bias;   // (N,in) (out,in) contiguous (out) or null

@@ -119,6 +119,27 @@ class UngateArguments(ctypes.Structure):
     )
 
 
+PARAMETERS = 2 * PROJECTIONS + 10
+ADDRESSES = POINTER * PARAMETERS
+
+
+class LayerArguments(ctypes.Structure):
+    """hm_layer_args of arguments.h."""
+
+    _fields_ = (
+        *((name, I64) for name in ("B", "T", "C", "W", "H", "G", "K", "V", "R1", "R2", "L")),
+        *((name, I64) for name in ("act", "norm", "shortcut1", "shortcut2")),
+        ("eps", ctypes.c_double),
+        ("nthreads", I64),
+        ("parallel", POINTER),
+        ("parameter", ADDRESSES),
+        *((name, POINTER) for name in ("x", "kept")),
+        ("kept_size", I64),
+        *((name, POINTER) for name in ("y", "dy", "dx")),
+        ("gradient", ADDRESSES),
+    )
+
+
 class LinearEntry(ctypes.Structure):
     """hm_linear_entry of arguments.h."""
 
@@ -180,6 +201,7 @@ MIRRORED = {
     "hm_gates_args": GatesArguments,
     "hm_project_args": ProjectArguments,
     "hm_ungate_args": UngateArguments,
+    "hm_layer_args": LayerArguments,
     "hm_linear_entry": LinearEntry,
     "hm_linear_args": LinearArguments,
     "hm_weights": Weights,

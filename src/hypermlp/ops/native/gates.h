@@ -17,18 +17,22 @@ HM_INLINE pair slope_of(pair g, pair e, pair s) {  // σ' = σ(x) σ(-x), withou
     return s * sigmoid_from(-1.0f * g, e);
 }
 
+void gate_rows(const hm_gate_args &p, i64 begin, i64 end) {
+    for (i64 r = begin; r < end; r++) {
+        const float *x = p.x ? p.x + r * p.x_row : nullptr, *g = p.g + r * p.g_row;
+        float *y = p.y + r * p.y_row;
+        each_pair(p.C, [&](i64 j, i64 n) {
+            pair s = sigmoid(load2_some(g + j, n));
+            store2_some(y + j, x ? load2_some(x + j, n) * s : s, n);
+        });
+    }
+}
+
 void gate_forward(const hm_gate_args *p) {
     i64 nw = gate_workers(p->N, p->C, p->nthreads);
     run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
         Share mine(p->N, w, nw);
-        for (i64 r = mine.begin; r < mine.end; r++) {
-            const float *x = p->x ? p->x + r * p->x_row : nullptr, *g = p->g + r * p->g_row;
-            float *y = p->y + r * p->y_row;
-            each_pair(p->C, [&](i64 j, i64 n) {
-                pair s = sigmoid(load2_some(g + j, n));
-                store2_some(y + j, x ? load2_some(x + j, n) * s : s, n);
-            });
-        }
+        gate_rows(*p, mine.begin, mine.end);
     });
 }
 
@@ -115,23 +119,27 @@ void gates_backward(const hm_gates_args *p) {
 }
 
 // With y = o σ(g): do = dy σ(g), dg = dy o σ(g) σ(-g) = dy y σ(-g), do·o = dy·y.
+void ungate_rows(const hm_ungate_args &p, i64 begin, i64 end) {
+    for (i64 r = begin; r < end; r++)
+        for (i64 h = 0; h < p.H; h++) {
+            i64 at = (r * p.H + h) * p.V;
+            pair dot{};
+            each_pair(p.V, [&](i64 j, i64 n) {
+                pair g = load2_some(p.g + at + j, n), d = load2_some(p.dy + at + j, n), e = exp_negative(minus_abs(g));
+                pair product = d * load2_some(p.y + at + j, n);
+                store2_some(p.dx + at + j, d * sigmoid_from(g, e), n);
+                store2_some(p.dg + at + j, product * sigmoid_from(-1.0f * g, e), n);
+                dot = dot + product;
+            });
+            p.dots[r * p.H + h] = sum(dot.x + dot.y);
+        }
+}
+
 void ungate(const hm_ungate_args *p) {
-    i64 width = p->H * p->V, nw = gate_workers(p->N, width, p->nthreads);
+    i64 nw = gate_workers(p->N, p->H * p->V, p->nthreads);
     run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
         Share mine(p->N, w, nw);
-        for (i64 r = mine.begin; r < mine.end; r++)
-            for (i64 h = 0; h < p->H; h++) {
-                i64 at = r * width + h * p->V;
-                pair dot{};
-                each_pair(p->V, [&](i64 j, i64 n) {
-                    pair g = load2_some(p->g + at + j, n), d = load2_some(p->dy + at + j, n), e = exp_negative(minus_abs(g));
-                    pair product = d * load2_some(p->y + at + j, n);
-                    store2_some(p->dx + at + j, d * sigmoid_from(g, e), n);
-                    store2_some(p->dg + at + j, product * sigmoid_from(-1.0f * g, e), n);
-                    dot = dot + product;
-                });
-                p->dots[r * p->H + h] = sum(dot.x + dot.y);
-            }
+        ungate_rows(*p, mine.begin, mine.end);
     });
 }
 

@@ -17,11 +17,13 @@
 //
 // Every product goes through one register-blocked micro-kernel: MR rows by one panel of NR columns.
 //
-// One translation unit: arguments, layout <- simd <- threads <- gemm <- strip <- mix <- rows, backward; conv, gates, project, scan, step.
+// One translation unit: arguments, layout <- simd <- threads <- gemm <- strip <- mix <- rows, backward; conv, gates, project, layer, scan,
+// step.
 
 #include "backward.h"
 #include "conv.h"
 #include "gates.h"
+#include "layer.h"
 #include "layout.h"
 #include "project.h"
 #include "rows.h"
@@ -31,20 +33,6 @@
 // Entry points. They return 0, or 1 if there is not enough memory, or 2 for arguments that contradict each other.
 
 namespace {
-
-bool arguments_agree(const hm_args &p) {
-    if (p.B < 0 || p.T < 0 || p.S < 0 || p.H <= 0 || p.K <= 0 || p.V <= 0 || p.L <= 0) return false;
-    if (p.G != (p.act == 0 ? 2 * p.H : p.H) || (p.A1 && p.R1 <= 0) || (p.A2 && p.R2 <= 0)) return false;
-    bool in_place = p.dv.data && p.dv.data == p.dout.data;
-    if (in_place && (p.S != p.T || p.dv.b != p.dout.b || p.dv.t != p.dout.t || p.dv.h != p.dout.h)) return false;
-    for (i64 j = 0; j < p.n_spans; j++) {
-        const i64 *s = p.spans + 5 * j;
-        if (s[0] < 0 || s[0] >= p.B || s[1] < 0 || s[2] < s[1] || s[2] > p.T || s[3] < 0 || s[4] > p.S) return false;
-        if (s[4] - s[3] < s[2] - s[1]) return false;  // every row has its own slot
-        if (in_place && (s[3] != s[1] || s[4] != s[2])) return false;
-    }
-    return true;
-}
 
 template <class F> int guarded(F f) {
     try {
@@ -98,6 +86,21 @@ HM_API int hm_project_forward(const hm_project_args *p) {
 
 HM_API int hm_project_backward(const hm_project_args *p) {
     return projections_agree(*p) ? guarded([&] { return project_backward(p), 0; }) : 2;
+}
+
+// 2 also where kept_size is not the kernel's own.
+HM_API int hm_layer_forward(const hm_layer_args *p) {
+    return guarded([&] {
+        Layer layer(*p);
+        return layer.agrees() ? layer.forward() : 2;
+    });
+}
+
+HM_API int hm_layer_backward(const hm_layer_args *p) {
+    return guarded([&] {
+        Layer layer(*p);
+        return layer.agrees() ? layer.backward() : 2;
+    });
 }
 
 HM_API int hm_ungate(const hm_ungate_args *p) { return ungate(p), 0; }

@@ -244,4 +244,18 @@ void forward_strip(const Plan &P, const Strip &s, i64 head, Work &w) {
     }
 }
 
+bool arguments_agree(const hm_args &p) {
+    if (p.B < 0 || p.T < 0 || p.S < 0 || p.H <= 0 || p.K <= 0 || p.V <= 0 || p.L <= 0) return false;
+    if (p.G != (p.act == 0 ? 2 * p.H : p.H) || (p.A1 && p.R1 <= 0) || (p.A2 && p.R2 <= 0)) return false;
+    bool in_place = p.dv.data && p.dv.data == p.dout.data;
+    if (in_place && (p.S != p.T || p.dv.b != p.dout.b || p.dv.t != p.dout.t || p.dv.h != p.dout.h)) return false;
+    for (i64 j = 0; j < p.n_spans; j++) {
+        const i64 *s = p.spans + 5 * j;
+        if (s[0] < 0 || s[0] >= p.B || s[1] < 0 || s[2] < s[1] || s[2] > p.T || s[3] < 0 || s[4] > p.S) return false;
+        if (s[4] - s[3] < s[2] - s[1]) return false;  // every row has its own slot
+        if (in_place && (s[3] != s[1] || s[4] != s[2])) return false;
+    }
+    return true;
+}
+
 }  // namespace

@@ -187,11 +187,11 @@ void project_backward(const hm_project_args *p) {
         if (p->dw[k]) memcpy(p->dw[k], sums.data() + P.first_row[k] * C, p->width[k] * C * sizeof(float));
         if (p->dbias[k]) memcpy(p->dbias[k], bias + P.first_row[k], p->width[k] * sizeof(float));
     }
-    for (i64 c = 0; p->conv_k && c < C; c++)
-        for (i64 j = 0; j < p->W; j++) {
-            p->dconv_k[c * p->W + p->W - 1 - j] = taps[j * C + c];
-            p->dconv_v[c * p->W + p->W - 1 - j] = taps[(p->W + j) * C + c];
-        }
+    for (float *d_conv : {p->dconv_k, p->dconv_v}) {
+        for (i64 c = 0; d_conv && c < C; c++)
+            for (i64 j = 0; j < p->W; j++) d_conv[c * p->W + p->W - 1 - j] = taps[j * C + c];
+        taps += p->W * C;
+    }
 }
 
 bool projections_agree(const hm_project_args &p) {

@@ -1,0 +1,143 @@
+// A whole layer on few tokens, in one call forward and one back: projections, operator, gated readout.
+
+#pragma once
+
+#include "backward.h"
+#include "project.h"
+#include "rows.h"
+
+namespace {
+
+enum Parameter {  // after the weights and the biases of the projections
+    CONV_K = 14, CONV_V, A1, B1, DIAG1, A2, B2, DIAG2, OUT, OUT_BIAS
+};
+
+// Memory for (tokens, width) tensors, one after the other.
+struct Tokens {
+    i64 count, used = 0;
+    float *base;
+    Tokens(i64 tokens, float *memory) : count(tokens), base(memory) {}
+    float *take(i64 width) {
+        float *found = base ? base + used : nullptr;
+        used += count * width;
+        return found;
+    }
+};
+
+struct Layer {
+    const hm_layer_args &p;
+    i64 N, O;  // tokens, width of o
+    hm_project_args project{};
+    hm_args mix{};
+    std::vector<i64> spans;
+    i64 kept;
+    float *gated;  // o, multiplied by its gate in place
+
+    hm_view heads(float *x, i64 count, i64 width) const { return {x, p.T * count * width, count * width, width}; }
+
+    explicit Layer(const hm_layer_args &args) : p(args), N(p.B * p.T), O(p.H * p.V) {
+        const i64 width[7] = {p.G * p.K, p.G * p.K, p.G * p.R1, p.H * p.R2, p.G * p.K, O, O};
+        Tokens memory(N, p.kept);
+        project.B = p.B, project.T = p.T, project.C = p.C, project.W = p.W, project.nthreads = p.nthreads;
+        project.parallel = p.parallel, project.x = p.x;
+        project.conv_k = p.parameter[CONV_K], project.conv_v = p.parameter[CONV_V];
+        project.y = memory.take(width[PQ] + width[PGATE] + width[PS1] + width[PS2]);
+        for (i64 k = 0; k < 7; k++) {
+            project.width[k] = width[k], project.w[k] = p.parameter[k], project.bias[k] = p.parameter[7 + k];
+            if (k != PGATE) project.out[k] = memory.take(width[k]);
+        }
+        gated = memory.take(O);
+
+        mix.B = p.B, mix.T = mix.S = p.T, mix.H = p.H, mix.G = p.G, mix.K = p.K, mix.V = p.V, mix.R1 = p.R1, mix.R2 = p.R2;
+        mix.L = p.L, mix.act = p.act, mix.norm = p.norm, mix.eps = p.eps;
+        mix.shortcut1 = p.shortcut1, mix.shortcut2 = p.shortcut2;
+        for (i64 b = 0; b < p.B && p.T; b++) spans.insert(spans.end(), {b, 0, p.T, 0, p.T});
+        mix.n_spans = (i64)spans.size() / 5, mix.spans = spans.data(), mix.nthreads = p.nthreads, mix.parallel = p.parallel;
+        mix.q = heads(project.out[PQ], p.G, p.K), mix.k = heads(project.out[PK], p.G, p.K);
+        mix.v = heads(project.out[PV], p.H, p.V), mix.o = heads(gated, p.H, p.V);
+        mix.s1 = heads(project.out[PS1], p.G, p.R1), mix.s2 = heads(project.out[PS2], p.H, p.R2);
+        mix.A1 = p.parameter[A1], mix.B1 = p.parameter[B1], mix.diag1 = p.parameter[DIAG1];
+        mix.A2 = p.parameter[A2], mix.B2 = p.parameter[B2], mix.diag2 = p.parameter[DIAG2];
+        mix.rho = memory.take(p.H);
+        kept = memory.used;
+    }
+    bool agrees() const {
+        return p.parameter[OUT] && kept == p.kept_size && projections_agree(project) && arguments_agree(mix);
+    }
+    // Blocks of rows of the readout, by workers: f(worker, first row, rows).
+    i64 workers() const { return std::max<i64>(1, std::min(p.nthreads, (N + PROJECT_ROWS - 1) / PROJECT_ROWS)); }
+    template <class F> void blocks(F f) const {
+        i64 nw = workers();
+        run_workers(N ? nw : 0, p.parallel, [&](i64 w) {
+            Share mine(N, w, nw);
+            for (i64 r = mine.begin; r < mine.end; r += PROJECT_ROWS) f(w, r, std::min(PROJECT_ROWS, mine.end - r));
+        });
+    }
+
+    int forward() {
+        project_forward(&project);
+        if (int status = run_forward(mix)) return status;
+        std::vector<float> panels(p.C * O), bias(p.C, 0.0f), ones(NR, 1.0f);
+        pack_transposed(p.parameter[OUT], O, p.C, O, panels.data());
+        if (p.parameter[OUT_BIAS]) memcpy(bias.data(), p.parameter[OUT_BIAS], p.C * sizeof(float));
+        hm_gate_args gate{};
+        gate.C = gate.x_row = gate.g_row = gate.y_row = O, gate.x = gate.y = gated, gate.g = project.out[PREAD];
+        blocks([&](i64, i64 r, i64 n) {
+            gate_rows(gate, r, r + n);
+            multiply<Mix>(n, O, gated + r * O, O, panels.data(), p.C, p.y + r * p.C, p.C, bias.data(), ones.data());
+        });
+        return 0;
+    }
+
+    int backward() {
+        Tokens sizes(N, nullptr);
+        for (int k = 0; k < 2; k++) {  // the first pass only measures
+            if (k) sizes = Tokens(N, (float *)scratch.p);
+            for (i64 j : {PQ, PS1, PS2, PK, PV, PREAD}) project.dout[j] = sizes.take(project.width[j]);
+            dots = sizes.take(p.H);
+            if (!k && !scratch.allocate(sizes.used * sizeof(float))) return 1;
+        }
+        auto gradient = [&](Projection k) { return const_cast<float *>(project.dout[k]); };
+        read_backward(gradient(PV), gradient(PREAD));
+
+        mix.dots = dots, mix.dout = mix.dv = heads(gradient(PV), p.H, p.V);  // do, and then dv in its place
+        mix.dq = heads(gradient(PQ), p.G, p.K), mix.dk = heads(gradient(PK), p.G, p.K);
+        mix.ds1 = heads(gradient(PS1), p.G, p.R1), mix.ds2 = heads(gradient(PS2), p.H, p.R2);
+        mix.dA1 = p.gradient[A1], mix.dB1 = p.gradient[B1], mix.ddiag1 = p.gradient[DIAG1];
+        mix.dA2 = p.gradient[A2], mix.dB2 = p.gradient[B2], mix.ddiag2 = p.gradient[DIAG2];
+        if (int status = run_backward(mix)) return status;
+
+        project.dx = p.dx, project.dconv_k = p.gradient[CONV_K], project.dconv_v = p.gradient[CONV_V];
+        for (i64 k = 0; k < 7; k++) project.dw[k] = p.gradient[k], project.dbias[k] = p.gradient[7 + k];
+        project_backward(&project);
+        return 0;
+    }
+
+private:
+    Block scratch;
+    float *dots = nullptr;
+
+    // From dy: the gradients of o, of its gate and of the readout's parameters.
+    void read_backward(float *d_o, float *d_gate) {
+        const i64 C = p.C, size = C * O + C, nw = workers();
+        std::vector<float> panels(C * O), sums(nw * size, 0.0f);
+        for (i64 r = 0; r < C; r++)
+            for (i64 j = 0; j < O; j += NR)
+                memcpy(panels.data() + (j / NR * C + r) * NR, p.parameter[OUT] + r * O + j, NR * sizeof(float));
+        hm_ungate_args gate{N, p.H, p.V, 1, nullptr, d_o, gated, project.out[PREAD], d_o, d_gate, dots};
+        blocks([&](i64 w, i64 r, i64 n) {
+            const float *dy = p.dy + r * C;
+            float *sum = sums.data() + w * size;
+            multiply_transposed(n, C, dy, C, gated + r * O, O, sum);
+            add_rows(n, dy, C, sum + C * O);
+            multiply<Set>(n, C, dy, C, panels.data(), O, d_o + r * O, O);
+            ungate_rows(gate, r, r + n);
+        });
+        for (i64 w = 1; w < nw; w++)  // in the workers' order
+            for (i64 j = 0; j < size; j++) sums[j] += sums[w * size + j];
+        if (p.gradient[OUT]) memcpy(p.gradient[OUT], sums.data(), C * O * sizeof(float));
+        if (p.gradient[OUT_BIAS]) memcpy(p.gradient[OUT_BIAS], sums.data() + C * O, C * sizeof(float));
+    }
+};
+
+}  // namespace
