@@ -58,6 +58,7 @@ def test_papers_initialisation_is_exact() -> None:
 
 
 def test_bank_of_decays() -> None:
+    torch.manual_seed(0)
     layer = HyperGLU(n_embd=64, n_head=2, block_size=200, op1_rank=5, op2_rank=1, op2_init_std=0.1, init="decays")
     assert layer.op1 is not None
     assert layer.op2 is not None
