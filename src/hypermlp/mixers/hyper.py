@@ -223,7 +223,9 @@ class HyperGLU(Mixer):
 
     def _run_whole(self, x: Tensor, impl: str) -> Tensor | None:
         """y in one call of the native kernel, for plain sequences of few tokens; None where the layer is not the usual one."""
-        if impl != "native" or x.shape[0] * x.shape[1] > native.MOST_TOKENS or not self._in_nodes(x, impl):
+        if impl != "native" or not self._in_nodes(x, impl):
+            return None
+        if x.shape[0] * x.shape[1] > native.MOST_TOKENS:  # not asked before: a compiled graph is for any length
             return None
         c, op1, op2 = self.config, self.op1, self.op2
         drops = c.dropout and self.training
