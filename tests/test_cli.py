@@ -116,6 +116,15 @@ def test_bench_layer_measures_checks_and_records(tmp_path: Path) -> None:
     assert (tmp_path / "layer.png").stat().st_size > 10_000
 
 
+def test_bench_layer_in_bfloat16(tmp_path: Path) -> None:
+    only = ("--only", "hyperglu native", "--only", "softmax sdpa 2 heads", "--no-memory")
+    done = hypermlp(
+        "bench", "layer", "--shape", "1,32,32", "--rounds", "1", "--dtype", "bfloat16", *only, "--out", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    assert {row["dtype"] for row in json.loads((tmp_path / "layer.json").read_text())["rows"]} == {"bfloat16"}
+
+
 def test_bench_profile_adds_up(tmp_path: Path) -> None:
     done = hypermlp("bench", "profile", "--shape", "2,64,32", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -45,7 +45,7 @@ def test_the_set_up_is_two_commands_where_the_checks_look_for_them() -> None:
 def test_the_figures_are_those_of_the_results() -> None:
     for name, table, document in (
         ("layer", layer_markdown, "README.md"),
-        ("decode", decode_markdown, "README.md"),
+        ("decode", decode_markdown, "docs/benchmark.md"),
         ("mixers", mixers_markdown, "docs/mixers.md"),
         ("labels", mixers_markdown, "docs/mixers.md"),
         ("model", model_markdown, "docs/mixers.md"),

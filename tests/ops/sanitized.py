@@ -61,7 +61,7 @@ def random_layer(draw: random.Random) -> HyperGLU:
 
 
 def train(layer: torch.nn.Module, x: torch.Tensor, **options: object) -> None:
-    y = layer(x.clone().requires_grad_(), **options)
+    y = layer(x.to(next(layer.parameters()).dtype, copy=True).requires_grad_(), **options)
     assert torch.isfinite(y).all()
     y.sum().backward()
 
@@ -71,7 +71,7 @@ def stream(layer: HyperGLU, draw: random.Random, batch: int) -> None:
     cache = layer.new_cache(batch)
     for _ in range(draw.randint(2, 8)):
         T = draw.choice([1, 1, 1, 2, 5, 40])
-        x = torch.randn(batch, T, layer.width)
+        x = torch.randn(batch, T, layer.width, dtype=layer.q.weight.dtype)
         mask = None if draw.random() < 0.7 else (torch.rand(batch, T) < 0.6).long()
         assert torch.isfinite(layer(x, cache=cache, attention_mask=mask)).all()
         if draw.random() < 0.3:
@@ -86,7 +86,8 @@ def main(seed: int, layers: int) -> None:
     for i in range(layers):
         torch.manual_seed(i)
         torch.set_num_threads(draw.choice([1, 2, 3]))
-        layer, batch, T = random_layer(draw), draw.choice([1, 2, 5]), draw.choice([1, 2, 3, 4, 13, 97, 140])
+        layer = random_layer(draw).to(draw.choice([torch.float32, torch.bfloat16]))
+        batch, T = draw.choice([1, 2, 5]), draw.choice([1, 2, 3, 4, 13, 97, 140])
         x = torch.randn(batch, T, layer.width)
         native.MOST_TOKENS = draw.choice([-1, 512])
         train(layer, x)

@@ -46,19 +46,21 @@ def run(
     thread_counts: Sequence[int] = (2, 1),
     match: bool = False,
     against: str | None = None,
+    dtype: str = "float32",
     with_memory: bool = True,
     tell: Callable[[str], None] = lambda text: None,
     done: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
     """One row a contestant, or mixer by its registered name or label, and shape.
 
-    match: at equal parameters; a row says where that is not reached. `tell` hears what is going on, `done` each finished row.
+    match: at equal parameters; a row says where that is not reached. dtype: of weights and inputs. `tell` hears what is going
+    on, `done` each finished row.
     """
     rows = []
     for shape in shapes:
         cases = {}
         for name in names:
-            case = Case(name=name, batch=shape.batch, time=shape.time, width=shape.width, against=against)
+            case = Case(name=name, batch=shape.batch, time=shape.time, width=shape.width, against=against, dtype=dtype)
             reason = reason_to_leave_out(case)
             if reason is None:
                 cases[name] = matched(case) if match else case
@@ -96,6 +98,7 @@ def run_shape(
             "flops_forward": c.flops,
             "size": c.case.size,
             "chunk": c.case.chunk,
+            "dtype": c.case.dtype,
             "state_bytes": c.state_bytes,
         }
         for name, c in contestants.items()
@@ -120,8 +123,8 @@ def time_phases(
     tell: Callable[[str], None],
 ) -> None:
     """Adds seconds, ratio to the baseline and share of peak under keys like `training_2t`; one thread is CPU time."""
-    peak = matmul_peak()
     x = next(iter(contestants.values())).input(shape.batch, shape.time)
+    peak = matmul_peak(dtype=x.dtype)
     clock = time.process_time if count == 1 else time.perf_counter
     for phase, factor in (("forward", 1), ("training", 3)):
         tell(f"{shape}: {phase}, {count} thread{'s' * (count > 1)}, {rounds} rounds")

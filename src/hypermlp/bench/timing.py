@@ -56,9 +56,9 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def matmul_peak(size: int = 1536, rounds: int = 5) -> float:
-    """Multiply-adds per second, times two, of torch's own float32 matrix product on this machine, at its best."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
+def matmul_peak(size: int = 1536, rounds: int = 5, dtype: torch.dtype = torch.float32) -> float:
+    """Multiply-adds per second, times two, of torch's own matrix product on this machine, at its best."""
+    a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
     seconds = take_turns({"matmul": lambda: a @ b}, rounds)["matmul"]
     return 2 * size**3 / min(seconds)
 

@@ -42,16 +42,19 @@ def bench_layer(
     against: Annotated[
         Path | None, typer.Option(help="The authors' hyperglu.py, to be timed too (the file is executed).")
     ] = None,
+    dtype: Annotated[str, typer.Option(help="Of weights and inputs: float32 or bfloat16.")] = "float32",
     memory: Annotated[bool, typer.Option(help="Measure peak memory, each in a fresh process.")] = True,
     out: Annotated[Path, typer.Option(help="Folder for numbers and picture.")] = Path("runs/bench"),
 ) -> None:
     """Whole layers, forward and training step: time, memory, operations. About half an hour for the default shapes."""
-    from hypermlp.bench.contestants import CONTESTANTS
+    from hypermlp.bench.contestants import CONTESTANTS, TOLERANCE
     from hypermlp.bench.layer import DEFAULT_SHAPES, MIXER_SHAPES, Shape
+    from hypermlp.checks import choose_from
     from hypermlp.cli import measure
     from hypermlp.studies.table1 import contestants
 
     check_contestants(only, against)
+    choose_from("--dtype", dtype, tuple(TOLERANCE))
     shapes = [Shape.parse(text) for text in shape or []]
     counts = whole_numbers("--threads", threads)
     if mixers is not None:
@@ -62,6 +65,7 @@ def bench_layer(
             out,
             shapes or list(MIXER_SHAPES),
             contestants(mixers),
+            dtype=dtype,
             rounds=rounds,
             thread_counts=counts,
             with_memory=memory,
@@ -76,6 +80,7 @@ def bench_layer(
         thread_counts=counts,
         match=match,
         against=str(against) if against else None,
+        dtype=dtype,
         with_memory=memory,
     )
 

@@ -246,16 +246,17 @@ class HyperGLU(Mixer):
 
     def _native_step(self, x: Tensor, cache: Cache) -> Tensor | None:
         """One token for each row in one call of the native kernel; None where something about the layer is not plain."""
-        parameters = self._step_parameters()
-        if parameters is None or watched(x) or not x.shape[0] or x.stride(2) != 1:
+        if watched(x) or not x.shape[0] or x.stride(2) != 1 or not native.is_plain(x, cache.inputs, *cache.slots.values()):
             return None
-        if not native.is_plain(x, cache.inputs, *cache.slots.values(), *parameters.tensors()):
+        parameters = self._step_parameters()
+        arguments = None if parameters is None else parameters.arguments()
+        if arguments is None:
             return None
         ones = [1] * x.shape[0]
         cache.claim(ones)
         spans = [[b, 0, 1, begin, end] for b, (begin, end) in enumerate(zip(cache.begin, cache.end, strict=True))]
         slots, history = cache.slots, cache.history()
-        y = native.step(x, slots["k"], slots["v"], torch.tensor(spans, device="cpu"), history, parameters, self.spec)
+        y = native.step(x, slots["k"], slots["v"], torch.tensor(spans, device="cpu"), history, arguments, self.spec)
         cache.remember(x.detach(), ones)
         return y
 
@@ -271,8 +272,7 @@ class HyperGLU(Mixer):
         convs = None if self.conv_k is None or self.conv_v is None else (self.conv_k.weight, self.conv_v.weight)
         mixings = (None if op is None else (op.A, op.B, op.diag, op.shortcut) for op in (self.op1, self.op2))
         pairs = (None if m is None else (m.weight, m.bias) for m in linears)
-        found = native.StepParameters._make((*pairs, convs, *mixings))
-        return found if all(t.is_contiguous() for t in found.tensors()) else None
+        return native.StepParameters._make((*pairs, convs, *mixings))
 
     def cache_spec(self) -> CacheSpec:
         c = self.config

@@ -250,7 +250,8 @@ def mix_and_read(
     """read_out of ops.compute. Where autograd observes compiled code, the gated o is kept and o is not."""
     inputs = Inputs(q, k, v, *flatten_mixing(routing, False), *flatten_mixing(reading, True), spans)
     readout = (gate, weight, bias)
-    if impl == "native" and native.is_plain(*inputs.differentiable, *readout) and observed(*inputs, *readout) == "autograd":
+    ours = impl == "native" and native.is_plain(*inputs.differentiable, *readout, half=True)
+    if ours and observed(*inputs, *readout) == "autograd":
         o, rho = native.mix_linked(inputs, spec)
         return cast("Tensor", LinkedReadOut.apply(o, rho, *readout, spec, *inputs))
     o = ops.compute(impl, q, k, v, routing, reading, spec, spans, chunk).flatten(2)

@@ -45,7 +45,7 @@ def gate(x: Tensor, g: Tensor, *, impl: str) -> Tensor:
 def kernels_for(impl: str, *tensors: Tensor) -> str:
     """Whose kernels may take these tensors as they are: "native", "triton" or nobody's, ""."""
     if impl == "native":
-        return "native" if native.is_plain(*tensors) else ""
+        return "native" if native.is_plain(*tensors, half=True) else ""
     return "triton" if impl == "triton" and all(t.dtype in TRITON_TYPES for t in tensors) else ""
 
 

@@ -92,7 +92,7 @@ def belongs(batch: Tensor, begin: Tensor, end: Tensor, B: int, size: int) -> Ten
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half precision is computed in float32: row norms and long sums need it."""
+    """Half precision is summed in float32: row norms and long sums need it."""
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -10,9 +10,10 @@
 
 using i64 = int64_t;
 
-// A tensor (batch, time, head, width) whose last dimension is contiguous; strides count floats.
+// A tensor (batch, time, head, width) whose last dimension is contiguous; strides count elements. What a `void *` points to is
+// bfloat16 where the structure's `half` is 1, else float.
 struct hm_view {
-    float *data;
+    void *data;
     i64 b, t, h;
 };
 
@@ -32,9 +33,11 @@ struct hm_args {
     hm_view o;                 // (B,T,H,V), written by forward, read by backward
     float *rho;                // (B,T,H) contiguous, written by forward, read by backward
     hm_view dout;              // backward only, from here on
-    hm_view dq, dk, dv, ds1, ds2;  // dv may be dout, where every row's own slot has its number
+    // dk and dv, which are summed in place, are always float; dv may be dout, where every row's own slot has its number.
+    hm_view dq, dk, dv, ds1, ds2;
     float *dA1, *dB1, *ddiag1, *dA2, *dB2, *ddiag2;  // may be null where the operator or its diagonal is absent
     const float *dots;         // (B,T,H) do·o, or null: from o
+    i64 half;
 };
 
 struct hm_conv_args {
@@ -44,22 +47,24 @@ struct hm_conv_args {
     hm_view x;                   // (B,T,C); the field h of every view here is ignored
     const float *wk, *wv;        // (C,W), tap W-1 meets the current token
     const i64 *pos;              // (B,T) position of each token in its own sequence, or null
-    const float *history;        // (B,W-1,C) inputs before t = 0, or null for zeros
+    const void *history;         // (B,W-1,C) inputs before t = 0, or null for zeros
     hm_view yk, yv;              // forward: written;  backward: ignored
     hm_view dyk, dyv, dx;        // backward
     float *dwk, *dwv;            // backward, (C,W)
+    i64 half;
 };
 
 struct hm_gate_args {
     i64 N, C;
     i64 nthreads;
     void *parallel;
-    const float *x, *g;          // (N,C), row strides below; x null: ones, so that y = sigmoid(g)
-    float *y;
+    const void *x, *g;           // (N,C), row strides below; x null: ones, so that y = sigmoid(g)
+    void *y;
     i64 x_row, g_row, y_row;
-    const float *dy;
-    float *dx, *dg;              // dx is not written where x is null
+    const void *dy;
+    void *dx, *dg;               // dx is not written where x is null
     i64 dy_row, dx_row, dg_row;
+    i64 half;
 };
 
 // q, m, s1, s2 side by side in a row: q ⊙ σ(m), σ(s1), σ(s2). All contiguous.
@@ -67,10 +72,12 @@ struct hm_gates_args {
     i64 N, Q, S1, S2;
     i64 nthreads;
     void *parallel;
-    const float *y;              // (N, 2Q+S1+S2)
-    float *q, *s1, *s2;          // forward: written
-    const float *dq, *ds1, *ds2; // backward, from here on
-    float *dy, *sum;             // sum: of dy over the rows, (2Q+S1+S2)
+    const void *y;               // (N, 2Q+S1+S2)
+    void *q, *s1, *s2;           // forward: written
+    const void *dq, *ds1, *ds2;  // backward, from here on
+    void *dy;
+    float *sum;                  // of dy over the rows, (2Q+S1+S2)
+    i64 half;
 };
 
 // All projections of a layer: q, its gate, both controls and the readout's gate from x, k and v from x's convolutions. Widths and
@@ -96,9 +103,10 @@ struct hm_ungate_args {
     i64 N, H, V;
     i64 nthreads;
     void *parallel;
-    const float *dy, *y, *g;
-    float *dx, *dg;
+    const void *dy, *y, *g;
+    void *dx, *dg;
     float *dots;                 // (N,H) do·o, which is dy·y
+    i64 half;
 };
 
 // A whole layer on plain sequences: hm_project_args, hm_args and the gated readout. C, H*V and all widths are whole panels.

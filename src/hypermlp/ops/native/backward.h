@@ -35,7 +35,7 @@ struct ParamSum {
 };
 
 // dõ = do/ρ and the pull of the norm: dρ/ρ = -(do·o)/ρ².
-void output_gradient(const Plan &P, const Strip &s, i64 head, Work &w) {
+template <class E> void output_gradient(const Plan &P, const Strip &s, i64 head, Work &w) {
     const hm_args &p = P.p;
     for (i64 i = 0; i < s.m; i++) {
         float rho = p.norm ? p.rho[(s.b * p.T + s.row + i) * p.H + head] : 1.0f;
@@ -43,7 +43,7 @@ void output_gradient(const Plan &P, const Strip &s, i64 head, Work &w) {
         if (p.dots) {
             product = p.dots[(s.b * p.T + s.row + i) * p.H + head];
         } else {
-            const float *d = at(p.dout, s.b, s.row + i, head), *o = at(p.o, s.b, s.row + i, head);
+            const E *d = at<E>(p.dout, s.b, s.row + i, head), *o = at<E>(p.o, s.b, s.row + i, head);
             vf dot{};
             each_vector(p.V, [&](i64 j, i64 n) { dot += load_some(d + j, n) * load_some(o + j, n); });
             product = sum(dot);
@@ -51,18 +51,14 @@ void output_gradient(const Plan &P, const Strip &s, i64 head, Work &w) {
         w.rrho[i] = 1.0f / rho;
         w.pull[i] = p.norm ? -product * w.rrho[i] * w.rrho[i] : 0.0f;
     }
-    pack_rows(at(p.dout, s.b, s.row, head), p.dout.t, s.m, p.V, w.rrho, w.dout, P.Vp);
+    pack_rows(at<E>(p.dout, s.b, s.row, head), p.dout.t, s.m, p.V, w.rrho, w.dout, P.Vp);
     if (P.dv_in_place())
         for (i64 i = 0; i < s.m; i++) memset(at(p.dv, s.b, s.row + i, head), 0, p.V * sizeof(float));
 }
 
-void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const ParamSum &sums, const SlotSum *dk, SlotSum dv) {
-    const hm_args &p = P.p;
+// h and t2 = a B2 once more, with a only in a tile
+void hidden_again(const Plan &P, const Strip &s, i64 head, Work &w) {
     const Operator &op1 = P.op1, &op2 = P.op2;
-    const i64 lda = TL + 16;
-
-    // Once more forward: z, h, and t2 = a B2 with a only in a tile.
-    scores_of_head(P, s, head, w);
     if (op2.present()) memset(w.t2, 0, s.m * op2.Rp * sizeof(float));
     for (i64 part = 0; part < P.parts; part++) clear_older(s, w.h[part]);
     memset(w.squares, 0, VL * sizeof(float));  // ρ is given; the sum is not used here
@@ -78,22 +74,16 @@ void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const Para
             }
             if (!op2.present()) return;
             for (i64 r = i; r < i + rows; r++)
-                activate_row(P.glu, yb - y, w.h[0].lag(r, y), P.glu ? w.h[1].lag(r, y) : nullptr, w.a + r * lda + y - ya,
+                activate_row(P.glu, yb - y, w.h[0].lag(r, y), P.glu ? w.h[1].lag(r, y) : nullptr, w.a + r * LDA + y - ya,
                              w.squares);
-            reduce_group(s, i, rows, w.a, lda, ya, std::min(yb, s.W), op2, op2.fb, head, w.t2);
+            reduce_group(s, i, rows, w.a, LDA, ya, std::min(yb, s.W), op2, op2.fb, head, w.t2);
         });
     }
+}
 
-    // dw = dõ vᵀ and e2 = dw A2
-    output_gradient(P, s, head, w);
-    score(s, w.dout, P.Vp, p.V, at(p.v, s.b, s.c0, head), p.v.t, w.dw, w.pack, op2, op2.fa, head, w.e2);
-    if (op2.present()) {
-        apply_controls(s, p.s2, head, p.R2, op2.Rp, w.t2, w.t2s);
-        apply_controls(s, p.s2, head, p.R2, op2.Rp, w.e2, w.e2s);
-        write_controls(s, p.ds2, head, p.R2, op2.Rp, w.t2, w.e2);
-    }
-
-    // Through R2 and the activation: dh in place of h, w in place of dw, e1 = dh B1 on the way.
+// Through R2 and the activation: dh in place of h, w in place of dw, e1 = dh B1 on the way.
+void through_reading(const Plan &P, const Strip &s, i64 head, Work &w, const ParamSum &sums) {
+    const Operator &op1 = P.op1, &op2 = P.op2;
     for (i64 part = 0; part < P.parts && op1.present(); part++) memset(w.e1[part], 0, s.m * op1.Rp * sizeof(float));
     for (i64 ya = 0; ya < s.Wp; ya += TL) {
         i64 yb = std::min(ya + TL, s.Wp), u = s.ubase + ya;
@@ -101,12 +91,12 @@ void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const Para
         row_groups(s.m, [&](i64 i, i64 rows) {
             i64 y = std::max(ya, round_down(s.first_lag(i + rows - 1), NR));
             for (i64 r = i; r < i + rows; r++)  // the products below reach over all rows of a column group
-                memset(w.a + r * lda, 0, (std::min(y, yb) - ya) * sizeof(float));
+                memset(w.a + r * LDA, 0, (std::min(y, yb) - ya) * sizeof(float));
             if (y >= yb) return;
-            expand_group(s, i, rows, dw, w.dw.ld, ya, yb, op2, op2.fb, head, w.e2s, w.da, lda);
+            expand_group(s, i, rows, dw, w.dw.ld, ya, yb, op2, op2.fb, head, w.e2s, w.da, LDA);
             for (i64 r = i; r < i + rows; r++)
                 activate_row_backward(P.glu, yb - y, w.h[0].lag(r, y), P.glu ? w.h[1].lag(r, y) : nullptr,
-                                      w.da + r * lda + y - ya, w.dw.lag(r, y), w.pull[r], w.a + r * lda + y - ya,
+                                      w.da + r * LDA + y - ya, w.dw.lag(r, y), w.pull[r], w.a + r * LDA + y - ya,
                                       sums.diag2 + u - P.u0 + y - ya);
             if (op1.present())
                 for (i64 part = 0; part < P.parts; part++)
@@ -115,55 +105,83 @@ void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const Para
         });
         if (!op2.present()) {
             row_groups(s.m, [&](i64 i, i64 rows) {
-                for (i64 r = i; r < i + rows; r++) memcpy(w.dw.lag(r, ya), w.a + r * lda, (yb - ya) * sizeof(float));
+                for (i64 r = i; r < i + rows; r++) memcpy(w.dw.lag(r, ya), w.a + r * LDA, (yb - ya) * sizeof(float));
             });
             continue;
         }
         scatter_lags(s, dw, w.dw.ld, ya, yb, w.t2s, op2.Rp, sums.A2 + (s.ubase - P.u0) * op2.Rp);
-        scatter_lags(s, w.a, lda, ya, yb, w.e2s, op2.Rp, sums.B2 + (s.ubase - P.u0) * op2.Rp);
+        scatter_lags(s, w.a, LDA, ya, yb, w.e2s, op2.Rp, sums.B2 + (s.ubase - P.u0) * op2.Rp);
         row_groups(s.m, [&](i64 i, i64 rows) {
-            expand_group(s, i, rows, w.a, lda, ya, yb, op2, op2.fa, head, w.t2s, dw, w.dw.ld);
+            expand_group(s, i, rows, w.a, LDA, ya, yb, op2, op2.fa, head, w.t2s, dw, w.dw.ld);
         });
     }
+}
+
+// Columns ya..yb through R1: dz in place of dh, and the gradients of R1's parameters
+void through_routing(const Plan &P, const Strip &s, i64 head, i64 part, i64 ya, i64 yb, Work &w, const ParamSum &sums) {
+    const Operator &op1 = P.op1;
+    Matrix z = w.z[part], dh = w.h[part];
+    i64 first = s.ubase - P.u0;
+    if (P.p.diag1)
+        for (i64 i = 0; i < s.m; i++) {
+            float *sum = sums.diag1[part] + first + ya, *x = dh.lag(i, ya), *zz = z.lag(i, ya);
+            for (i64 y = round_down(std::max<i64>(s.first_lag(i) - ya, 0), VL); y < yb - ya; y += VL)
+                store(sum + y, load(sum + y) + load(x + y) * load(zz + y));
+        }
+    scatter_lags(s, z.lag(0, ya), z.ld, ya, yb, w.e1s[part], op1.Rp, sums.A1[part] + first * op1.Rp);
+    scatter_lags(s, dh.lag(0, ya), dh.ld, ya, yb, w.t1s[part], op1.Rp, sums.B1[part] + first * op1.Rp);
+    expand_strip(s, dh, ya, yb, op1, op1.fa, P.routing(head, part), w.e1s[part]);
+}
+
+template <class E>
+void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const ParamSum &sums, const SlotSum *dk, SlotSum dv) {
+    const hm_args &p = P.p;
+    const Operator &op1 = P.op1, &op2 = P.op2;
+
+    scores_of_head<E>(P, s, head, w);
+    hidden_again(P, s, head, w);
+
+    // dw = dõ vᵀ and e2 = dw A2
+    output_gradient<E>(P, s, head, w);
+    score(s, w.dout, P.Vp, p.V, at<E>(p.v, s.b, s.c0, head), p.v.t, w.dw, w.pack, op2, op2.fa, head, w.e2);
+    if (op2.present()) {
+        apply_controls<E>(s, p.s2, head, p.R2, op2.Rp, w.t2, w.t2s);
+        apply_controls<E>(s, p.s2, head, p.R2, op2.Rp, w.e2, w.e2s);
+        write_controls<E>(s, p.ds2, head, p.R2, op2.Rp, w.t2, w.e2);
+    }
+
+    through_reading(P, s, head, w, sums);
+    const float *dout = join_rows<E>(w.dout, P.Vp, s.m, P.Vp, w.joined);
     for (i64 j = 0; j < s.n; j += TC) {
         i64 width = std::min<i64>(TC, s.n - j);
-        time_tile(s, w.dw, s.c0 + j, width, w.tile);
-        scatter_tile(s, w.tile, s.c0 + j, width, w.dout, P.Vp, p.V, dv);
+        time_tile<E>(s, w.dw, s.c0 + j, width, w.tile);
+        const float *tile = join_rows<E>(w.tile, LDT, s.m, width, w.joined_tile);
+        scatter_tile<E>(s, tile, s.c0 + j, width, dout, P.Vp, p.V, dv);
     }
 
     // Through R1 and the scores.
     for (i64 part = 0; part < P.parts; part++) {
         i64 g = P.routing(head, part);
-        Matrix z = w.z[part], dh = w.h[part];
+        Matrix dh = w.h[part];
         if (op1.present()) {
-            apply_controls(s, p.s1, g, p.R1, op1.Rp, w.e1[part], w.e1s[part]);
-            write_controls(s, p.ds1, g, p.R1, op1.Rp, w.t1[part], w.e1[part]);
+            apply_controls<E>(s, p.s1, g, p.R1, op1.Rp, w.e1[part], w.e1s[part]);
+            write_controls<E>(s, p.ds1, g, p.R1, op1.Rp, w.t1[part], w.e1[part]);
         }
         memset(w.dq, 0, s.m * P.Kp * sizeof(float));
+        const float *q = join_rows<E>(w.q[part], P.Kp, s.m, P.Kp, w.joined);
         i64 done = 0;
         for (i64 j = 0; j < s.n; j += TC) {
             i64 width = std::min<i64>(TC, s.n - j), ca = s.c0 + j;
             i64 need = std::min(s.Wp, round_up(std::max<i64>(s.lag_of(ca + width, 0), 0), NR));
-            for (; op1.present() && done < need; done = std::min(done + TL, need)) {
-                i64 ya = done, yb = std::min(done + TL, need), u = s.ubase + ya;
-                if (p.diag1)
-                    for (i64 i = 0; i < s.m; i++) {
-                        float *sum = sums.diag1[part] + u - P.u0, *x = dh.lag(i, ya), *zz = z.lag(i, ya);
-                        for (i64 y = round_down(std::max<i64>(s.first_lag(i) - ya, 0), VL); y < yb - ya; y += VL)
-                            store(sum + y, load(sum + y) + load(x + y) * load(zz + y));
-                    }
-                scatter_lags(s, z.lag(0, ya), z.ld, ya, yb, w.e1s[part], op1.Rp, sums.A1[part] + (s.ubase - P.u0) * op1.Rp);
-                scatter_lags(s, dh.lag(0, ya), dh.ld, ya, yb, w.t1s[part], op1.Rp, sums.B1[part] + (s.ubase - P.u0) * op1.Rp);
-                row_groups(s.m, [&](i64 i, i64 rows) {
-                    expand_group(s, i, rows, dh.lag(0, ya), dh.ld, ya, yb, op1, op1.fa, g, w.e1s[part], dh.lag(0, ya), dh.ld);
-                });
-            }
-            time_tile(s, dh, ca, width, w.tile);
-            pack_panels(at(p.k, s.b, ca, g), p.k.t, width, p.K, w.pack);
-            read_tile(s, w.tile, ca, width, w.pack, p.K, w.dq, P.Kp);
-            scatter_tile(s, w.tile, ca, width, w.q[part], P.Kp, p.K, dk[part]);
+            for (; op1.present() && done < need; done = std::min(done + TL, need))
+                through_routing(P, s, head, part, done, std::min(done + TL, need), w, sums);
+            time_tile<E>(s, dh, ca, width, w.tile);
+            pack_panels(at<E>(p.k, s.b, ca, g), p.k.t, width, p.K, w.pack);
+            read_tile(s, w.tile, ca, width, w.pack, p.K, w.dq, P.Kp, Ahead<E>{});
+            const float *tile = join_rows<E>(w.tile, LDT, s.m, width, w.joined_tile);
+            scatter_tile<E>(s, tile, ca, width, q, P.Kp, p.K, dk[part]);
         }
-        for (i64 i = 0; i < s.m; i++) memcpy(at(p.dq, s.b, s.row + i, g), w.dq + i * P.Kp, p.K * sizeof(float));
+        write_rows(w.dq, P.Kp, s.m, p.K, nullptr, at<E>(p.dq, s.b, s.row, g), p.dq.t);
     }
 }
 
@@ -248,7 +266,7 @@ void write_param(const Plan &P, const Schedule &schedule, float *out, i64 head, 
         }
 }
 
-int run_backward(const hm_args &p) {
+template <class E> int run_backward(const hm_args &p) {
     Plan P(p, true);
     i64 per_head = (i64)P.strips.size(), items = per_head * p.H, nw = P.workers(items);
     Schedule schedule(P, nw);
@@ -293,10 +311,10 @@ int run_backward(const hm_args &p) {
             for (i64 h = 0; h < p.H && !P.dv_in_place(); h++) memset(at(p.dv, j / p.S, j % p.S, h), 0, p.V * sizeof(float));
         }
     });
-    P.clear_uncovered(p.dq, p.G, p.K);
-    if (P.dv_in_place()) P.clear_uncovered(p.dv, p.H, p.V);
-    if (P.op1.present()) P.clear_uncovered(p.ds1, p.G, p.R1);
-    if (P.op2.present()) P.clear_uncovered(p.ds2, p.H, p.R2);
+    P.clear_uncovered<E>(p.dq, p.G, p.K);
+    if (P.dv_in_place()) P.clear_uncovered<float>(p.dv, p.H, p.V);
+    if (P.op1.present()) P.clear_uncovered<E>(p.ds1, p.G, p.R1);
+    if (P.op2.present()) P.clear_uncovered<E>(p.ds2, p.H, p.R2);
 
     run_workers(items ? nw : 0, p.parallel, [&](i64 w) {
         auto &run = schedule.runs[w];
@@ -309,7 +327,7 @@ int run_backward(const hm_args &p) {
                                               : SlotSum{at(p.dk, s.b, 0, P.routing(head, part)), p.dk.t, 0};
             dv = k < run.shared_end ? SlotSum{run.copy + P.parts * p.K, width, run.first}
                                     : SlotSum{at(p.dv, s.b, 0, head), p.dv.t, 0};
-            backward_strip(P, s, head, work[w], run.sums[head - run.head_begin], dk, dv);
+            backward_strip<E>(P, s, head, work[w], run.sums[head - run.head_begin], dk, dv);
         }
     });
 

@@ -24,7 +24,7 @@ FAILURES = {1: "out of memory", 2: "arguments do not agree"}
 
 
 class View(ctypes.Structure):
-    """A tensor (batch, time, head, width) with a contiguous last axis; strides in floats."""
+    """A tensor (batch, time, head, width) with a contiguous last axis; strides in elements."""
 
     _fields_ = (("data", POINTER), ("b", I64), ("t", I64), ("h", I64))
 
@@ -48,6 +48,7 @@ class Arguments(ctypes.Structure):
         ("rho", POINTER),
         *((name, View) for name in ("dout", "dq", "dk", "dv", "ds1", "ds2")),
         *((name, POINTER) for name in ("dA1", "dB1", "ddiag1", "dA2", "dB2", "ddiag2", "dots")),
+        ("half", I64),
     )
 
 
@@ -61,6 +62,7 @@ class ConvArguments(ctypes.Structure):
         *((name, POINTER) for name in ("wk", "wv", "pos", "history")),
         *((name, View) for name in ("yk", "yv", "dyk", "dyv", "dx")),
         *((name, POINTER) for name in ("dwk", "dwv")),
+        ("half", I64),
     )
 
 
@@ -73,7 +75,7 @@ class GateArguments(ctypes.Structure):
         *((name, POINTER) for name in ("x", "g", "y")),
         *((name, I64) for name in ("x_row", "g_row", "y_row")),
         *((name, POINTER) for name in ("dy", "dx", "dg")),
-        *((name, I64) for name in ("dy_row", "dx_row", "dg_row")),
+        *((name, I64) for name in ("dy_row", "dx_row", "dg_row", "half")),
     )
 
 
@@ -83,6 +85,7 @@ class GatesArguments(ctypes.Structure):
     _fields_ = (
         *((name, I64) for name in ("N", "Q", "S1", "S2", "nthreads")),
         *((name, POINTER) for name in ("parallel", "y", "q", "s1", "s2", "dq", "ds1", "ds2", "dy", "sum")),
+        ("half", I64),
     )
 
 
@@ -116,6 +119,7 @@ class UngateArguments(ctypes.Structure):
     _fields_ = (
         *((name, I64) for name in ("N", "H", "V", "nthreads")),
         *((name, POINTER) for name in ("parallel", "dy", "y", "g", "dx", "dg", "dots")),
+        ("half", I64),
     )
 
 
@@ -257,10 +261,14 @@ def call(name: str, arguments: ctypes.Structure) -> None:
         raise RuntimeError(f"{name} failed with status {status}: {FAILURES.get(status, 'unknown')}")
 
 
-def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether the kernel may read these tensors' numbers where they lie: float32 in the CPU's memory, no subclass."""
+def is_plain(*tensors: Tensor | None, half: bool = False) -> bool:
+    """Whether the kernel may read these tensors' numbers where they lie: float32 in the CPU's memory, no subclass.
+
+    half: bfloat16 will do as well, if it is all of them.
+    """
     present = [t for t in tensors if t is not None]
-    if any(t.dtype != torch.float32 or t.device.type != "cpu" for t in present):
+    dtype = torch.bfloat16 if half and present and present[0].dtype == torch.bfloat16 else torch.float32
+    if any(t.dtype != dtype or t.device.type != "cpu" for t in present):
         return False
     return traced() or not any(type(t) not in ORDINARY or t.is_neg() for t in present)
 
@@ -282,30 +290,30 @@ def pointer(x: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
     return None if x is None else check_border(x, dtype, x.is_contiguous())
 
 
-def view(x: Tensor | None) -> View:
+def view(x: Tensor | None, dtype: torch.dtype = torch.float32) -> View:
     """x (B T H V) or (B T C) whose last axis is contiguous."""
     if x is None:
         return View(None, 0, 0, 0)
-    address = check_border(x, torch.float32, x.stride(-1) == 1 or x.shape[-1] <= 1)
+    address = check_border(x, dtype, x.stride(-1) == 1 or x.shape[-1] <= 1)
     return View(address, x.stride(0), x.stride(1), x.stride(2) if x.dim() == 4 else 0)
 
 
-def row_pointer(x: Tensor | None) -> tuple[int | None, int]:
+def row_pointer(x: Tensor | None, dtype: torch.dtype = torch.float32) -> tuple[int | None, int]:
     """Address and row stride of x (N C) whose rows are contiguous."""
     if x is None:
         return None, 0
-    return check_border(x, torch.float32, x.stride(1) == 1 or x.shape[1] <= 1), x.stride(0)
+    return check_border(x, dtype, x.stride(1) == 1 or x.shape[1] <= 1), x.stride(0)
 
 
-def single(x: Tensor) -> Tensor:
-    """float32 with a contiguous last axis; copied only if it is not."""
-    if x.dtype is not torch.float32 or x.is_neg():
-        x = x.to(torch.float32).resolve_neg()
+def single(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Of that type, with a contiguous last axis; copied only if it is not."""
+    if x.dtype is not dtype or x.is_neg():
+        x = x.to(dtype).resolve_neg()
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
-def whole(x: Tensor) -> Tensor:
-    """float32 and contiguous; copied only if it is not."""
-    if x.dtype is not torch.float32 or x.is_neg():
-        x = x.to(torch.float32).resolve_neg()
+def whole(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Of that type, and contiguous; copied only if it is not."""
+    if x.dtype is not dtype or x.is_neg():
+        x = x.to(dtype).resolve_neg()
     return x.contiguous()

@@ -8,7 +8,7 @@ namespace {
 
 constexpr i64 CONV_ROWS = 8;  // rows per block: taps stay in registers while a column of the block is computed
 
-struct Conv {
+template <class E> struct Conv {
     const hm_conv_args &p;
     std::vector<float> taps;  // [2][W][C], tap j meets the token j steps back
     explicit Conv(const hm_conv_args &args) : p(args), taps(2 * args.W * args.C) {
@@ -20,8 +20,8 @@ struct Conv {
     }
     const float *k(i64 j) const { return taps.data() + j * p.C; }
     const float *v(i64 j) const { return taps.data() + (p.W + j) * p.C; }
-    const float *x(i64 b, i64 t) const {  // t may reach into the history
-        return t >= 0 ? at(p.x, b, t, 0) : p.history + (b * (p.W - 1) + p.W - 1 + t) * p.C;
+    const E *x(i64 b, i64 t) const {  // t may reach into the history
+        return t >= 0 ? at<E>(p.x, b, t, 0) : (const E *)p.history + (b * (p.W - 1) + p.W - 1 + t) * p.C;
     }
     i64 reach(i64 b, i64 t) const {  // how many taps see anything at row t
         i64 n = p.history ? p.W : std::min(p.W, t + 1);
@@ -38,8 +38,8 @@ struct Conv {
     void forward_block(i64 b, i64 t) const {
         i64 n = std::min(CONV_ROWS, p.T - t);
         if (p.W == 4 && n == CONV_ROWS && plain(b, t, n)) {
-            const float *in = x(b, t - 3);
-            float *yk = at(p.yk, b, t, 0), *yv = at(p.yv, b, t, 0);
+            const E *in = x(b, t - 3);
+            E *yk = at<E>(p.yk, b, t, 0), *yv = at<E>(p.yv, b, t, 0);
             each_vector(p.C, [&](i64 c, i64 k_) {
                 vf k0 = load_some(k(0) + c, k_), k1 = load_some(k(1) + c, k_), k2 = load_some(k(2) + c, k_),
                    k3 = load_some(k(3) + c, k_), v0 = load_some(v(0) + c, k_), v1 = load_some(v(1) + c, k_),
@@ -56,7 +56,7 @@ struct Conv {
         }
         for (i64 r = t; r < t + n; r++) {
             i64 taps_here = reach(b, r);
-            float *yk = at(p.yk, b, r, 0), *yv = at(p.yv, b, r, 0);
+            E *yk = at<E>(p.yk, b, r, 0), *yv = at<E>(p.yv, b, r, 0);
             each_vector(p.C, [&](i64 c, i64 k_) {
                 vf sk{}, sv{};
                 for (i64 j = 0; j < taps_here; j++) {
@@ -73,11 +73,12 @@ struct Conv {
     void backward_block(i64 b, i64 t, float *gk, float *gv) const {
         i64 n = std::min(CONV_ROWS, p.T - t);
         if (p.W == 4 && n == CONV_ROWS && plain(b, t, n + 3)) {
-            const float *dk = at(p.dyk, b, t, 0), *dv = at(p.dyv, b, t, 0), *in = x(b, t - 3);
-            float *dx = at(p.dx, b, t, 0);
+            const E *dk = at<E>(p.dyk, b, t, 0), *dv = at<E>(p.dyv, b, t, 0), *in = x(b, t - 3);
+            E *dx = at<E>(p.dx, b, t, 0);
             each_vector(p.C, [&](i64 c, i64 k_) {
+                vf from_k[CONV_ROWS];
                 for (int side = 0; side < 2; side++) {  // k, then v: the taps and sums of one side fit in registers
-                    const float *d = side ? dv : dk;
+                    const E *d = side ? dv : dk;
                     i64 step = side ? p.dyv.t : p.dyk.t;
                     const float *w = side ? v(0) : k(0);
                     float *g = side ? gv : gk;
@@ -89,8 +90,8 @@ struct Conv {
                     for (i64 r = 0; r < CONV_ROWS; r++) {
                         vf d3 = load_some(d + (r + 3) * step + c, k_), x0 = load_some(in + (3 + r) * p.x.t + c, k_);
                         vf s = w0 * d0 + w1 * d1 + w2 * d2 + w3 * d3;
-                        float *to = dx + r * p.dx.t + c;
-                        store_some(to, side ? load_some(to, k_) + s : s, k_);
+                        if (side) store_some(dx + r * p.dx.t + c, from_k[r] + s, k_);
+                        else from_k[r] = s;
                         g0 += d0 * x0, g1 += d0 * x1, g2 += d0 * x2, g3 += d0 * x3;
                         d0 = d1, d1 = d2, d2 = d3, x3 = x2, x2 = x1, x1 = x0;
                     }
@@ -104,14 +105,14 @@ struct Conv {
         }
         for (i64 r = t; r < t + n; r++) {
             i64 taps_here = reach(b, r);
-            const float *dk = at(p.dyk, b, r, 0), *dv = at(p.dyv, b, r, 0);
-            float *dx = at(p.dx, b, r, 0);
+            const E *dk = at<E>(p.dyk, b, r, 0), *dv = at<E>(p.dyv, b, r, 0);
+            E *dx = at<E>(p.dx, b, r, 0);
             each_vector(p.C, [&](i64 c, i64 k_) {
                 vf s{};
                 for (i64 j = 0; j < p.W && r + j < p.T; j++)
                     if (reach(b, r + j) > j)
-                        s += load_some(k(j) + c, k_) * load_some(at(p.dyk, b, r + j, 0) + c, k_) +
-                             load_some(v(j) + c, k_) * load_some(at(p.dyv, b, r + j, 0) + c, k_);
+                        s += load_some(k(j) + c, k_) * load_some(at<E>(p.dyk, b, r + j, 0) + c, k_) +
+                             load_some(v(j) + c, k_) * load_some(at<E>(p.dyv, b, r + j, 0) + c, k_);
                 store_some(dx + c, s, k_);
                 for (i64 j = 0; j < taps_here; j++) {
                     vf xv = load_some(x(b, r - j) + c, k_);
@@ -128,8 +129,8 @@ i64 conv_workers(const hm_conv_args &p, i64 blocks) {
     return std::max<i64>(1, std::min(std::max<i64>(p.nthreads, 1), blocks));
 }
 
-void conv_forward(const hm_conv_args *p) {
-    Conv conv(*p);
+template <class E> void conv_forward(const hm_conv_args *p) {
+    Conv<E> conv(*p);
     i64 per_batch = conv.blocks(), blocks = p->B * per_batch, nw = conv_workers(*p, blocks);
     run_workers(blocks ? nw : 0, p->parallel, [&](i64 w) {
         Share mine(blocks, w, nw);
@@ -137,8 +138,8 @@ void conv_forward(const hm_conv_args *p) {
     });
 }
 
-void conv_backward(const hm_conv_args *p) {
-    Conv conv(*p);
+template <class E> void conv_backward(const hm_conv_args *p) {
+    Conv<E> conv(*p);
     i64 per_batch = conv.blocks(), blocks = p->B * per_batch, nw = conv_workers(*p, blocks), n = p->W * p->C;
     std::vector<float> sums(nw * 2 * n, 0.0f);
     run_workers(blocks ? nw : 0, p->parallel, [&](i64 w) {

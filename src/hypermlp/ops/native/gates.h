@@ -17,10 +17,10 @@ HM_INLINE pair slope_of(pair g, pair e, pair s) {  // σ' = σ(x) σ(-x), withou
     return s * sigmoid_from(-1.0f * g, e);
 }
 
-void gate_rows(const hm_gate_args &p, i64 begin, i64 end) {
+template <class E> void gate_rows(const hm_gate_args &p, i64 begin, i64 end) {
     for (i64 r = begin; r < end; r++) {
-        const float *x = p.x ? p.x + r * p.x_row : nullptr, *g = p.g + r * p.g_row;
-        float *y = p.y + r * p.y_row;
+        const E *x = p.x ? (const E *)p.x + r * p.x_row : nullptr, *g = (const E *)p.g + r * p.g_row;
+        E *y = (E *)p.y + r * p.y_row;
         each_pair(p.C, [&](i64 j, i64 n) {
             pair s = sigmoid(load2_some(g + j, n));
             store2_some(y + j, x ? load2_some(x + j, n) * s : s, n);
@@ -28,21 +28,22 @@ void gate_rows(const hm_gate_args &p, i64 begin, i64 end) {
     }
 }
 
-void gate_forward(const hm_gate_args *p) {
+template <class E> void gate_forward(const hm_gate_args *p) {
     i64 nw = gate_workers(p->N, p->C, p->nthreads);
     run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
         Share mine(p->N, w, nw);
-        gate_rows(*p, mine.begin, mine.end);
+        gate_rows<E>(*p, mine.begin, mine.end);
     });
 }
 
-void gate_backward(const hm_gate_args *p) {
+template <class E> void gate_backward(const hm_gate_args *p) {
     i64 nw = gate_workers(p->N, p->C, p->nthreads);
     run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
         Share mine(p->N, w, nw);
         for (i64 r = mine.begin; r < mine.end; r++) {
-            const float *x = p->x ? p->x + r * p->x_row : nullptr, *g = p->g + r * p->g_row, *dy = p->dy + r * p->dy_row;
-            float *dx = p->x ? p->dx + r * p->dx_row : nullptr, *dg = p->dg + r * p->dg_row;
+            const E *x = p->x ? (const E *)p->x + r * p->x_row : nullptr, *g = (const E *)p->g + r * p->g_row;
+            const E *dy = (const E *)p->dy + r * p->dy_row;
+            E *dx = p->x ? (E *)p->dx + r * p->dx_row : nullptr, *dg = (E *)p->dg + r * p->dg_row;
             each_pair(p->C, [&](i64 j, i64 n) {
                 pair gv = load2_some(g + j, n), d = load2_some(dy + j, n);
                 pair e = exp_negative(minus_abs(gv)), s = sigmoid_from(gv, e);
@@ -58,11 +59,11 @@ void gate_backward(const hm_gate_args *p) {
 }
 
 // One row of joined projections [q | m | s1 | s2].
-struct GatesRow {
+template <class E> struct GatesRow {
     i64 Q, S1, S2;
 
-    void forward(const float *y, float *q, float *s1, float *s2) const {
-        auto activate = [](i64 size, const float *from, float *to) {
+    void forward(const E *y, E *q, E *s1, E *s2) const {
+        auto activate = [](i64 size, const E *from, E *to) {
             each_pair(size, [&](i64 j, i64 n) { store2_some(to + j, sigmoid(load2_some(from + j, n)), n); });
         };
         each_pair(Q, [&](i64 j, i64 n) { store2_some(q + j, load2_some(y + j, n) * sigmoid(load2_some(y + Q + j, n)), n); });
@@ -70,12 +71,12 @@ struct GatesRow {
         activate(S2, y + 2 * Q + S1, s2);
     }
     // dy, and dy added to the sum of all rows
-    void backward(const float *y, const float *dq, const float *ds1, const float *ds2, float *dy, float *sum) const {
+    void backward(const E *y, const E *dq, const E *ds1, const E *ds2, E *dy, float *sum) const {
         auto put = [&](i64 j, pair d, i64 n) {
             store2_some(dy + j, d, n);
             store2_some(sum + j, load2_some(sum + j, n) + d, n);
         };
-        auto alone = [&](i64 begin, i64 size, const float *d) {
+        auto alone = [&](i64 begin, i64 size, const E *d) {
             each_pair(size, [&](i64 j, i64 n) {
                 pair g = load2_some(y + begin + j, n), e = exp_negative(minus_abs(g));
                 put(begin + j, load2_some(d + j, n) * slope_of(g, e, sigmoid_from(g, e)), n);
@@ -92,25 +93,25 @@ struct GatesRow {
     }
 };
 
-void gates_forward(const hm_gates_args *p) {
-    GatesRow gates{p->Q, p->S1, p->S2};
+template <class E> void gates_forward(const hm_gates_args *p) {
+    GatesRow<E> gates{p->Q, p->S1, p->S2};
     i64 width = 2 * p->Q + p->S1 + p->S2, nw = gate_workers(p->N, width, p->nthreads);
     run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
         Share mine(p->N, w, nw);
         for (i64 r = mine.begin; r < mine.end; r++)
-            gates.forward(p->y + r * width, p->q + r * p->Q, p->s1 + r * p->S1, p->s2 + r * p->S2);
+            gates.forward((const E *)p->y + r * width, (E *)p->q + r * p->Q, (E *)p->s1 + r * p->S1, (E *)p->s2 + r * p->S2);
     });
 }
 
-void gates_backward(const hm_gates_args *p) {
-    GatesRow gates{p->Q, p->S1, p->S2};
+template <class E> void gates_backward(const hm_gates_args *p) {
+    GatesRow<E> gates{p->Q, p->S1, p->S2};
     i64 width = 2 * p->Q + p->S1 + p->S2, nw = gate_workers(p->N, width, p->nthreads);
     std::vector<float> sums(nw * width, 0.0f);
     run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
         Share mine(p->N, w, nw);
         for (i64 r = mine.begin; r < mine.end; r++)
-            gates.backward(p->y + r * width, p->dq + r * p->Q, p->ds1 + r * p->S1, p->ds2 + r * p->S2, p->dy + r * width,
-                           sums.data() + w * width);
+            gates.backward((const E *)p->y + r * width, (const E *)p->dq + r * p->Q, (const E *)p->ds1 + r * p->S1,
+                           (const E *)p->ds2 + r * p->S2, (E *)p->dy + r * width, sums.data() + w * width);
     });
     for (i64 j = 0; j < width; j++) {
         p->sum[j] = 0.0f;
@@ -119,27 +120,29 @@ void gates_backward(const hm_gates_args *p) {
 }
 
 // With y = o σ(g): do = dy σ(g), dg = dy o σ(g) σ(-g) = dy y σ(-g), do·o = dy·y.
-void ungate_rows(const hm_ungate_args &p, i64 begin, i64 end) {
+template <class E> void ungate_rows(const hm_ungate_args &p, i64 begin, i64 end) {
     for (i64 r = begin; r < end; r++)
         for (i64 h = 0; h < p.H; h++) {
             i64 at = (r * p.H + h) * p.V;
+            const E *dy = (const E *)p.dy + at, *y = (const E *)p.y + at, *gate = (const E *)p.g + at;
+            E *dx = (E *)p.dx + at, *dg = (E *)p.dg + at;
             pair dot{};
             each_pair(p.V, [&](i64 j, i64 n) {
-                pair g = load2_some(p.g + at + j, n), d = load2_some(p.dy + at + j, n), e = exp_negative(minus_abs(g));
-                pair product = d * load2_some(p.y + at + j, n);
-                store2_some(p.dx + at + j, d * sigmoid_from(g, e), n);
-                store2_some(p.dg + at + j, product * sigmoid_from(-1.0f * g, e), n);
+                pair g = load2_some(gate + j, n), d = load2_some(dy + j, n), e = exp_negative(minus_abs(g));
+                pair product = d * load2_some(y + j, n);
+                store2_some(dx + j, d * sigmoid_from(g, e), n);
+                store2_some(dg + j, product * sigmoid_from(-1.0f * g, e), n);
                 dot = dot + product;
             });
             p.dots[r * p.H + h] = sum(dot.x + dot.y);
         }
 }
 
-void ungate(const hm_ungate_args *p) {
+template <class E> void ungate(const hm_ungate_args *p) {
     i64 nw = gate_workers(p->N, p->H * p->V, p->nthreads);
     run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
         Share mine(p->N, w, nw);
-        ungate_rows(*p, mine.begin, mine.end);
+        ungate_rows<E>(*p, mine.begin, mine.end);
     });
 }
 

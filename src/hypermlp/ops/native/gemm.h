@@ -9,11 +9,12 @@ namespace {
 // The micro-kernel: C (rows x NVEC vectors) from A (rows x k) and a panel of B (k x NVEC vectors, row stride bs).
 //   Set: C = A B     Add: C += A B     Mix: C = X * d + A B   (d one value per column: the diagonal part of an operator)
 //   ByRow: A[i,k] = a[i*as + k]        ByCol: A[i,k] = a[i + k*as], the transposed operand
+// k counts words, of PER numbers each.
 
 enum Mode { Set, Add, Mix };
 enum Layout { ByRow, ByCol };
 
-template <int ROWS, int NVEC, Mode MODE, Layout LAY>
+template <int ROWS, int NVEC, Mode MODE, Layout LAY, i64 PER>
 HM_INLINE void micro(i64 k, const float *a, i64 as, const float *b, i64 bs, float *c, i64 ldc, const float *x, i64 ldx,
                      const float *d) {
     vf acc[ROWS][NVEC];
@@ -31,7 +32,7 @@ HM_INLINE void micro(i64 k, const float *a, i64 as, const float *b, i64 bs, floa
         for (int i = 0; i < ROWS; i++) {
             float ai = LAY == ByRow ? a[i * as + p] : a[i];
 #pragma GCC unroll 16
-            for (int j = 0; j < NVEC; j++) acc[i][j] += ai * bv[j];
+            for (int j = 0; j < NVEC; j++) acc[i][j] = add_product<PER>(acc[i][j], ai, bv[j]);
         }
         b += bs;
         if (LAY == ByCol) a += as;
@@ -45,26 +46,26 @@ HM_INLINE void micro(i64 k, const float *a, i64 as, const float *b, i64 bs, floa
         }
 }
 
-template <int ROWS, int NVEC, Mode MODE, Layout LAY>
+template <int ROWS, int NVEC, Mode MODE, Layout LAY, i64 PER>
 __attribute__((noinline)) void micro_fixed(i64 k, const float *a, i64 as, const float *b, i64 bs, float *c, i64 ldc,
                                            const float *x, i64 ldx, const float *d) {
-    micro<ROWS, NVEC, MODE, LAY>(k, a, as, b, bs, c, ldc, x, ldx, d);
+    micro<ROWS, NVEC, MODE, LAY, PER>(k, a, as, b, bs, c, ldc, x, ldx, d);
 }
 
-template <int NVEC, Mode MODE, Layout LAY, int ROWS = MR>
+template <int NVEC, Mode MODE, Layout LAY, i64 PER = 1, int ROWS = MR>
 HM_INLINE void micro_rows(i64 rows, i64 k, const float *a, i64 as, const float *b, i64 bs, float *c, i64 ldc,
                           const float *x = nullptr, i64 ldx = 0, const float *d = nullptr) {
-    if (ROWS == MR && rows == MR) micro<MR, NVEC, MODE, LAY>(k, a, as, b, bs, c, ldc, x, ldx, d);
-    else if (rows == ROWS) micro_fixed<ROWS, NVEC, MODE, LAY>(k, a, as, b, bs, c, ldc, x, ldx, d);
-    else if constexpr (ROWS > 1) micro_rows<NVEC, MODE, LAY, ROWS - 1>(rows, k, a, as, b, bs, c, ldc, x, ldx, d);
+    if (ROWS == MR && rows == MR) micro<MR, NVEC, MODE, LAY, PER>(k, a, as, b, bs, c, ldc, x, ldx, d);
+    else if (rows == ROWS) micro_fixed<ROWS, NVEC, MODE, LAY, PER>(k, a, as, b, bs, c, ldc, x, ldx, d);
+    else if constexpr (ROWS > 1) micro_rows<NVEC, MODE, LAY, PER, ROWS - 1>(rows, k, a, as, b, bs, c, ldc, x, ldx, d);
 }
 
 // Add into columns of an array that ends before the panel does.
-template <Layout LAY>
+template <Layout LAY, i64 PER = 1>
 HM_INLINE void add_panel(i64 rows, i64 cols, i64 k, const float *a, i64 as, const float *b, i64 bs, float *c, i64 ldc) {
-    if (cols >= NR) return micro_rows<NV, Add, LAY>(rows, k, a, as, b, bs, c, ldc);
+    if (cols >= NR) return micro_rows<NV, Add, LAY, PER>(rows, k, a, as, b, bs, c, ldc);
     float tmp[MR * NR];
-    micro_rows<NV, Set, LAY>(rows, k, a, as, b, bs, tmp, NR);
+    micro_rows<NV, Set, LAY, PER>(rows, k, a, as, b, bs, tmp, NR);
     for (i64 i = 0; i < rows; i++)
         for (i64 j = 0; j < cols; j++) c[i * ldc + j] += tmp[i * NR + j];
 }
@@ -79,18 +80,20 @@ HM_INLINE void add_rank(i64 rows, i64 Rp, i64 k, const float *a, i64 as, const f
     for (i64 r = 0; r < Rp; r += NR) micro_rows<NV, Add, LAY>(rows, k, a, as, b + r, Rp, c + r, Rp);
 }
 
-// n rows of `depth` floats, transposed into panels [n/NR][depth][NR]; missing rows are zero.
-void pack_transposed(const float *src, i64 stride, i64 n, i64 depth, float *dst) {
-    for (i64 c = 0; c < n; c += NR, dst += depth * NR) {
+// n rows of `depth` numbers, transposed into panels of words [n/NR][depth][NR]; missing rows are zero.
+template <class E> void pack_transposed(const E *src, i64 stride, i64 n, i64 depth, float *dst) {
+    constexpr i64 PER = PER_WORD<E>;
+    const i64 deep = words<E>(depth);
+    for (i64 c = 0; c < n; c += NR, dst += deep * NR) {
         i64 rows = std::min<i64>(NR, n - c);
-        const float *from = src + c * stride;
-        i64 full = round_down(rows, 4), d4 = round_down(depth, 4);
+        const E *from = src + c * stride;
+        i64 full = round_down(rows, 4), d4 = round_down(depth / PER, 4);
         for (i64 s = 0; s < full; s += 4)
             for (i64 p = 0; p < d4; p += 4) {
-                const float *at = from + s * stride + p;
-                __builtin_prefetch(at + (8 + p / 4 % 4) * stride);  // the rows after next, a line of each per 16 floats
-                v4 a0 = *(const v4_mem *)at, a1 = *(const v4_mem *)(at + stride);
-                v4 a2 = *(const v4_mem *)(at + 2 * stride), a3 = *(const v4_mem *)(at + 3 * stride);
+                const E *at = from + s * stride + p * PER;
+                __builtin_prefetch(at + (8 + p / 4 % 4) * stride);  // the rows after next, a line of each per 16 words
+                v4 a0 = four_words(at), a1 = four_words(at + stride);
+                v4 a2 = four_words(at + 2 * stride), a3 = four_words(at + 3 * stride);
                 transpose4(a0, a1, a2, a3);
                 float *to = dst + p * NR + s;
                 *(v4_mem *)to = a0;
@@ -99,33 +102,61 @@ void pack_transposed(const float *src, i64 stride, i64 n, i64 depth, float *dst)
                 *(v4_mem *)(to + 3 * NR) = a3;
             }
         for (i64 s = 0; s < NR; s++)
-            for (i64 p = s < full ? d4 : 0; p < depth; p++) dst[p * NR + s] = s < rows ? from[s * stride + p] : 0.0f;
+            for (i64 p = s < full ? d4 : 0; p < deep; p++) dst[p * NR + s] = s < rows ? word(from + s * stride, p, depth) : 0.0f;
     }
 }
 
-// n rows of `width` floats into panels [width/NR][TC rows, one spare][NR]; missing columns are zero.
+// m rows of `width` numbers, multiplied by a scalar per row (or 1).
+template <class E, class F>
+void write_rows(const E *src, i64 stride, i64 m, i64 width, const float *scale, F *dst, i64 ld) {
+    for (i64 i = 0; i < m; i++) {
+        float f = scale ? scale[i] : 1.0f;
+        each_vector(width, [&](i64 j, i64 n) { store_some(dst + i * ld + j, load_some(src + i * stride + j, n) * f, n); });
+    }
+}
+
+// Rows a and b of n numbers as one row of words; b null: zeros.
+HM_INLINE void interleave(const bf16 *a, const bf16 *b, i64 n, float *dst) {
+    each_vector(n, [&](i64 j, i64 k) {
+        vu low = (vu)load_some(a + j, k) >> 16, high = b ? (vu)load_some(b + j, k) : vu{};
+        store_some(dst + j, (vf)(low | high), k);
+    });
+}
+
+// n rows of `width` numbers into panels of words [width/NR][TC rows, one spare][NR]; missing columns are zero.
 // The spare row keeps panels from falling on the same cache sets.
 constexpr i64 PANEL = (TC + 1) * NR;
-void pack_panels(const float *src, i64 stride, i64 n, i64 width, float *dst) {
-    i64 full = round_down(width, NR);
-    for (i64 s = 0; s < n; s++) {
-        const float *from = src + s * stride;
-        float *to = dst + s * NR;
-        for (i64 j = 0; j < full; j += NR, to += PANEL)
-            for (int v = 0; v < NV; v++) store(to + v * VL, load(from + j + v * VL));
-        if (full < width)
-            for (i64 j = 0; j < NR; j++) to[j] = full + j < width ? from[full + j] : 0.0f;
+template <class E> void pack_panels(const E *src, i64 stride, i64 n, i64 width, float *dst) {
+    constexpr i64 PER = PER_WORD<E>;
+    for (i64 p = 0; p < words<E>(n); p++) {
+        const E *from = src + p * PER * stride, *next = p * PER + 1 < n ? from + stride : nullptr;
+        float *to = dst + p * NR;
+        for (i64 j = 0; j < width; j += NR, to += PANEL) {
+            i64 cols = std::min<i64>(NR, width - j);
+            if constexpr (PER == 2) interleave(from + j, next ? next + j : nullptr, cols, to);
+            else write_rows(from + j, 0, 1, cols, nullptr, to, 0);
+            for (i64 i = cols; i < NR; i++) to[i] = 0.0f;
+        }
     }
 }
 
-// m rows of `width` floats, multiplied by a scalar per row (or 1), into a padded matrix with row stride ld.
-void pack_rows(const float *src, i64 stride, i64 m, i64 width, const float *scale, float *dst, i64 ld) {
-    for (i64 i = 0; i < m; i++) {
-        float f = scale ? scale[i] : 1.0f, *to = dst + i * ld;
-        const float *from = src + i * stride;
-        each_vector(width, [&](i64 j, i64 n) { store_some(to + j, load_some(from + j, n) * f, n); });
-        for (i64 j = width; j < ld; j++) to[j] = 0.0f;
+// m rows of `width` numbers, multiplied by a scalar per row (or 1), into a padded matrix of words with row stride ld.
+template <class E> void pack_rows(const E *src, i64 stride, i64 m, i64 width, const float *scale, float *dst, i64 ld) {
+    auto *to = (packed<E> *)dst;
+    ld *= PER_WORD<E>;
+    write_rows(src, stride, m, width, scale, to, ld);
+    for (i64 i = 0; i < m; i++)
+        for (i64 j = width; j < ld; j++) to[i * ld + j] = packed<E>{};
+}
+
+// m rows of packed numbers (row stride ld words) as rows of words, two rows in one where a word holds two numbers.
+template <class E> const float *join_rows(const float *rows, i64 ld, i64 m, i64 width, float *joined) {
+    if constexpr (PER_WORD<E> == 1) return rows;
+    for (i64 i = 0; i < m; i += 2) {
+        auto *row = (const bf16 *)rows + 2 * i * ld;
+        interleave(row, i + 1 < m ? row + 2 * ld : nullptr, width, joined + i / 2 * ld);
     }
+    return joined;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// The HyperMLP/HyperGLU operator on a CPU, float32: forward, backward, decoding, and the two elementwise companions of the
-// layer (twin depthwise convolutions, sigmoid gates). Plain C++17 with compiler vector types; called from Python by ctypes.
+// The HyperMLP/HyperGLU operator on a CPU: forward, backward, decoding, and the two elementwise companions of the layer (twin
+// depthwise convolutions, sigmoid gates). Plain C++17 with compiler vector types; called from Python by ctypes. Tensors are float
+// or bfloat16 (E); sums and what lies between scores and readout are float.
 //
 // Legend
 //   B batch, T rows (new tokens), S slots (cached + new), H heads, G routing heads (2H for glu, H for relu)
@@ -53,29 +54,35 @@ HM_API i64 hm_layout(const hm_field **fields) {
 }
 
 HM_API int hm_forward(const hm_args *p) {
-    return arguments_agree(*p) ? guarded([&] { return run_forward(*p); }) : 2;
+    return arguments_agree(*p) ? guarded([&] { return p->half ? run_forward<bf16>(*p) : run_forward<float>(*p); }) : 2;
 }
 
 HM_API int hm_backward(const hm_args *p) {
-    return arguments_agree(*p) ? guarded([&] { return run_backward(*p); }) : 2;
+    return arguments_agree(*p) ? guarded([&] { return p->half ? run_backward<bf16>(*p) : run_backward<float>(*p); }) : 2;
 }
 
 HM_API int hm_conv_forward(const hm_conv_args *p) {
-    return guarded([&] { return conv_forward(p), 0; });
+    return guarded([&] { return p->half ? conv_forward<bf16>(p) : conv_forward<float>(p), 0; });
 }
 
 HM_API int hm_conv_backward(const hm_conv_args *p) {
-    return guarded([&] { return conv_backward(p), 0; });
+    return guarded([&] { return p->half ? conv_backward<bf16>(p) : conv_backward<float>(p), 0; });
 }
 
-HM_API int hm_gate_forward(const hm_gate_args *p) { return gate_forward(p), 0; }
+HM_API int hm_gate_forward(const hm_gate_args *p) {
+    return p->half ? gate_forward<bf16>(p) : gate_forward<float>(p), 0;
+}
 
-HM_API int hm_gate_backward(const hm_gate_args *p) { return gate_backward(p), 0; }
+HM_API int hm_gate_backward(const hm_gate_args *p) {
+    return p->half ? gate_backward<bf16>(p) : gate_backward<float>(p), 0;
+}
 
-HM_API int hm_gates_forward(const hm_gates_args *p) { return gates_forward(p), 0; }
+HM_API int hm_gates_forward(const hm_gates_args *p) {
+    return p->half ? gates_forward<bf16>(p) : gates_forward<float>(p), 0;
+}
 
 HM_API int hm_gates_backward(const hm_gates_args *p) {
-    return guarded([&] { return gates_backward(p), 0; });
+    return guarded([&] { return p->half ? gates_backward<bf16>(p) : gates_backward<float>(p), 0; });
 }
 
 HM_API int hm_panel() { return NR; }
@@ -103,7 +110,7 @@ HM_API int hm_layer_backward(const hm_layer_args *p) {
     });
 }
 
-HM_API int hm_ungate(const hm_ungate_args *p) { return ungate(p), 0; }
+HM_API int hm_ungate(const hm_ungate_args *p) { return p->half ? ungate<bf16>(p) : ungate<float>(p), 0; }
 
 HM_API int hm_linear(const hm_linear_args *p) { return linear_forward(p), 0; }
 

@@ -1,4 +1,6 @@
-"""The operator, the convolutions and the gates in compiled code for the CPU (kernel.cpp), float32, causal offset layout.
+"""The operator, the convolutions and the gates in compiled code for the CPU (kernel.cpp), causal offset layout.
+
+Tensors are float32 or bfloat16, parameters of the operator and of the convolutions float32.
 
 Letters as in ops/types.py.
 """
@@ -6,7 +8,7 @@ Letters as in ops/types.py.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -50,7 +52,11 @@ class Passed(NamedTuple):
         else:
             spans = inputs.spans.to("cpu", torch.int64)
             spans = spans[spans[:, 2] > spans[:, 1]].contiguous()
-        laid_out = (None if x is None else layout(x) for layout, x in zip(LAYOUTS, inputs.differentiable, strict=True))
+        dtype = element_type(inputs.q, inputs.k, inputs.v, inputs.control1, inputs.control2)
+        laid_out = (
+            None if x is None else single(x, dtype) if strided else whole(x)
+            for strided, x in zip(STRIDED, inputs.differentiable, strict=True)
+        )
         t = Inputs._make((*laid_out, spans))
         a = Arguments(t.q.shape[0], t.q.shape[1], t.k.shape[1], t.v.shape[2], t.q.shape[2], t.q.shape[3], t.v.shape[3])
         a.R1 = 0 if t.left1 is None else t.left1.shape[2]
@@ -59,21 +65,27 @@ class Passed(NamedTuple):
         assert t.spans is not None
         a.n_spans, a.spans = len(t.spans), pointer(t.spans, torch.int64)
         a.nthreads, a.parallel = torch.get_num_threads(), thread_pool()
-        a.q, a.k, a.v, a.s1, a.s2 = view(t.q), view(t.k), view(t.v), view(t.control1), view(t.control2)
+        a.q, a.k, a.v, a.s1, a.s2 = (view(x, dtype) for x in (t.q, t.k, t.v, t.control1, t.control2))
+        a.half = dtype is torch.bfloat16
         a.A1, a.B1, a.diag1 = pointer(t.left1), pointer(t.right1), pointer(t.base1)
         a.B2, a.A2, a.diag2 = pointer(t.left2), pointer(t.right2), pointer(t.base2)  # R2 is applied transposed
         return cls(a, t)
 
 
-# How the kernel takes each tensor: with strides in all axes but the last, or contiguous.
-LAYOUTS = tuple(single if name in ("q", "k", "v", "control1", "control2") else whole for name in Inputs._fields[:-1])
+# Which tensors the kernel takes with strides in all axes but the last, as float32 or bfloat16; others are contiguous float32.
+STRIDED = tuple(name in ("q", "k", "v", "control1", "control2") for name in Inputs._fields[:-1])
+
+
+def element_type(*tensors: Tensor | None) -> torch.dtype:
+    """What the kernel reads these tensors as: bfloat16 if they are, else float32."""
+    return torch.bfloat16 if all(t is None or t.dtype is torch.bfloat16 for t in tensors) else torch.float32
 
 
 def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor]:
     a, t = Passed.make(inputs, spec)
     o = t.q.new_empty(*t.q.shape[:2], *t.v.shape[2:])
-    rho = t.q.new_empty(o.shape[:3])
-    a.o, a.rho = view(o), pointer(rho)
+    rho = t.q.new_empty(o.shape[:3], dtype=torch.float32)
+    a.o, a.rho = view(o, o.dtype), pointer(rho)
     call("hm_forward", a)
     return o.to(inputs.q.dtype), rho
 
@@ -82,15 +94,22 @@ def backward(
     d_o: Tensor, o: Tensor | None, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None, *, dots: Tensor | None = None
 ) -> list[Tensor | None]:
     """Gradients. Of o only d_o·o (B T H) is needed: dots stands for it where o was not kept; d_o may then be overwritten."""
-    a, _kept = Passed.make(inputs, spec)
-    d_o, o, rho, dots = single(d_o), None if o is None else single(o), whole(rho), None if dots is None else whole(dots)
+    a, kept = Passed.make(inputs, spec)
+    dtype = kept.q.dtype
+    d_o, o = single(d_o, dtype), None if o is None else single(o, dtype)
+    rho, dots = whole(rho), None if dots is None else whole(dots)
     wanted = inputs.differentiable
-    replaced = inputs.v if dots is not None and rows_are_slots(inputs) else None
+    replaced = inputs.v if dots is not None and dtype == torch.float32 and rows_are_slots(inputs) else None
     d = inputs.with_differentiable(
-        None if x is None else d_o if x is replaced else x.new_empty(x.shape, dtype=torch.float32) for x in wanted
+        None
+        if x is None
+        else d_o
+        if x is replaced
+        else x.new_empty(x.shape, dtype=dtype if name in ("q", "control1", "control2") else torch.float32)
+        for name, x in zip(Inputs._fields, wanted, strict=False)
     )
-    a.o, a.rho, a.dout, a.dots = view(o), pointer(rho), view(d_o), pointer(dots)
-    a.dq, a.dk, a.dv, a.ds1, a.ds2 = view(d.q), view(d.k), view(d.v), view(d.control1), view(d.control2)
+    a.o, a.rho, a.dout, a.dots = view(o, dtype), pointer(rho), view(d_o, dtype), pointer(dots)
+    a.dq, a.dk, a.dv, a.ds1, a.ds2 = view(d.q, dtype), view(d.k), view(d.v), view(d.control1, dtype), view(d.control2, dtype)
     a.dA1, a.dB1, a.ddiag1 = pointer(d.left1), pointer(d.right1), pointer(d.base1)
     a.dB2, a.dA2, a.ddiag2 = pointer(d.left2), pointer(d.right2), pointer(d.base2)
     call("hm_backward", a)
@@ -113,7 +132,7 @@ def convs_forward(x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, hi
     x, wk, wv, position, history = conv_inputs(x, wk, wv, position, history)
     yk, yv = x.new_empty(x.shape), x.new_empty(x.shape)
     a = conv_arguments(x, wk, wv, position, history)
-    a.yk, a.yv = view(yk), view(yv)
+    a.yk, a.yv = view(yk, x.dtype), view(yv, x.dtype)
     call("hm_conv_forward", a)
     return yk, yv
 
@@ -122,13 +141,15 @@ def convs_backward(
     d_yk: Tensor, d_yv: Tensor, x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, wk and wv."""
+    weight_type = wk.dtype
     x, wk, wv, position, _ = conv_inputs(x, wk, wv, position, None)
-    d_yk, d_yv = single(d_yk), single(d_yv)
+    d_yk, d_yv = single(d_yk, x.dtype), single(d_yv, x.dtype)
     d_x, d_wk, d_wv = x.new_empty(x.shape), wk.new_empty(wk.shape), wv.new_empty(wv.shape)
     a = conv_arguments(x, wk, wv, position, None)
-    a.dyk, a.dyv, a.dx, a.dwk, a.dwv = view(d_yk), view(d_yv), view(d_x), pointer(d_wk), pointer(d_wv)
+    a.dyk, a.dyv, a.dx = (view(t, x.dtype) for t in (d_yk, d_yv, d_x))
+    a.dwk, a.dwv = pointer(d_wk), pointer(d_wv)
     call("hm_conv_backward", a)
-    return d_x, d_wk, d_wv
+    return d_x, d_wk.to(weight_type), d_wv.to(weight_type)
 
 
 def conv_inputs(
@@ -136,66 +157,73 @@ def conv_inputs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """As the kernel takes them; a convolution of one tap has no history."""
     position = None if position is None else position.expand(x.shape[:2]).to(torch.int64).contiguous()
-    history = None if history is None or wk.shape[1] == 1 else whole(history)
-    return single(x), whole(wk), whole(wv), position, history
+    dtype = element_type(x)
+    history = None if history is None or wk.shape[1] == 1 else whole(history, dtype)
+    return single(x, dtype), whole(wk), whole(wv), position, history
 
 
 def conv_arguments(x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None) -> ConvArguments:
-    a = ConvArguments(*x.shape, wk.shape[1], torch.get_num_threads(), thread_pool(), view(x))
-    a.wk, a.wv, a.pos, a.history = pointer(wk), pointer(wv), pointer(position, torch.int64), pointer(history)
+    a = ConvArguments(*x.shape, wk.shape[1], torch.get_num_threads(), thread_pool(), view(x, x.dtype))
+    a.wk, a.wv, a.pos, a.history = pointer(wk), pointer(wv), pointer(position, torch.int64), pointer(history, x.dtype)
+    a.half = x.dtype is torch.bfloat16
     return a
 
 
 def gate_forward(x: Tensor | None, g: Tensor) -> Tensor:
     """x ⊙ σ(g), or σ(g), for x and g (B T C) whose rows may lie apart."""
-    y = g.new_empty(g.shape)
-    xs, gs, ys = None if x is None else rows(x), rows(g), rows(y)
+    y, dtype = g.new_empty(g.shape), g.dtype
+    xs, gs, ys = None if x is None else rows(x, dtype), rows(g, dtype), rows(y, dtype)
     a = GateArguments(*gs.shape, torch.get_num_threads(), thread_pool())
-    (a.x, a.x_row), (a.g, a.g_row), (a.y, a.y_row) = row_pointer(xs), row_pointer(gs), row_pointer(ys)
+    (a.x, a.x_row), (a.g, a.g_row), (a.y, a.y_row) = (row_pointer(t, dtype) for t in (xs, gs, ys))
+    a.half = dtype is torch.bfloat16
     call("hm_gate_forward", a)
     return y
 
 
 def gate_backward(d_y: Tensor, x: Tensor | None, g: Tensor, d_x: Tensor | None, d_g: Tensor) -> None:
     """Writes the gradients of x and g into d_x and d_g, whose rows may lie apart."""
-    xs, gs, d_ys = None if x is None else rows(x), rows(g), rows(d_y)
+    dtype = g.dtype
+    xs, gs, d_ys = None if x is None else rows(x, dtype), rows(g, dtype), rows(d_y, dtype)
     d_xs, d_gs = None if d_x is None else d_x.view(-1, d_x.shape[2]), d_g.view(-1, d_g.shape[2])
     a = GateArguments(*gs.shape, torch.get_num_threads(), thread_pool())
-    (a.x, a.x_row), (a.g, a.g_row), (a.dy, a.dy_row) = row_pointer(xs), row_pointer(gs), row_pointer(d_ys)
-    (a.dx, a.dx_row), (a.dg, a.dg_row) = row_pointer(d_xs), row_pointer(d_gs)
+    (a.x, a.x_row), (a.g, a.g_row), (a.dy, a.dy_row) = (row_pointer(t, dtype) for t in (xs, gs, d_ys))
+    (a.dx, a.dx_row), (a.dg, a.dg_row) = row_pointer(d_xs, dtype), row_pointer(d_gs, dtype)
+    a.half = dtype is torch.bfloat16
     call("hm_gate_backward", a)
 
 
 def gates_forward(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """q ⊙ σ(m1), σ(s1) and σ(s2) of y (B T C) = [q | m1 | s1 | s2]."""
-    y, (Q, _, S1, S2) = whole(y), sizes
+    (Q, _, S1, S2), dtype = sizes, y.dtype
+    y = whole(y, dtype)
     q, s1, s2 = (y.new_empty(*y.shape[:2], width) for width in (Q, S1, S2))
-    a = GatesArguments(y.shape[0] * y.shape[1], Q, S1, S2, torch.get_num_threads(), thread_pool(), pointer(y))
-    a.q, a.s1, a.s2 = pointer(q), pointer(s1), pointer(s2)
+    a = GatesArguments(y.shape[0] * y.shape[1], Q, S1, S2, torch.get_num_threads(), thread_pool(), pointer(y, dtype))
+    a.q, a.s1, a.s2 = (pointer(t, dtype) for t in (q, s1, s2))
+    a.half = dtype is torch.bfloat16
     call("hm_gates_forward", a)
     return q, s1, s2
 
 
 def gates_backward(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: Sequence[int], d_y: Tensor) -> Tensor:
     """Writes the gradient of y into d_y; returns its sum over all rows."""
-    y, d_q, d_s1, d_s2 = (whole(t) for t in (y, d_q, d_s1, d_s2))
-    total = y.new_empty(y.shape[2])
-    Q, _, S1, S2 = sizes
-    a = GatesArguments(y.shape[0] * y.shape[1], Q, S1, S2, torch.get_num_threads(), thread_pool(), pointer(y))
-    a.dq, a.ds1, a.ds2, a.dy, a.sum = pointer(d_q), pointer(d_s1), pointer(d_s2), pointer(d_y), pointer(total)
+    (Q, _, S1, S2), dtype = sizes, y.dtype
+    y, d_q, d_s1, d_s2 = (whole(t, dtype) for t in (y, d_q, d_s1, d_s2))
+    total = y.new_empty(y.shape[2], dtype=torch.float32)
+    a = GatesArguments(y.shape[0] * y.shape[1], Q, S1, S2, torch.get_num_threads(), thread_pool(), pointer(y, dtype))
+    a.dq, a.ds1, a.ds2, a.dy = (pointer(t, dtype) for t in (d_q, d_s1, d_s2, d_y))
+    a.sum, a.half = pointer(total), dtype is torch.bfloat16
     call("hm_gates_backward", a)
     return total
 
 
 def ungate(d_y: Tensor, y: Tensor, g: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of o, in the place of d_y, and of g, for y = o ⊙ σ(g) (B T H*V), and d_o·o (B T H)."""
-    y, g = whole(y), whole(g)
-    d_g, dots = g.new_empty(g.shape), g.new_empty(*g.shape[:2], heads)
-    N = g.shape[0] * g.shape[1]
-    a = UngateArguments(
-        N, heads, g.shape[2] // heads, torch.get_num_threads(), thread_pool(), pointer(d_y), pointer(y), pointer(g)
-    )
-    a.dx, a.dg, a.dots = pointer(d_y), pointer(d_g), pointer(dots)
+    dtype = g.dtype
+    y, g = whole(y, dtype), whole(g, dtype)
+    d_g, dots = g.new_empty(g.shape), g.new_empty(*g.shape[:2], heads, dtype=torch.float32)
+    a = UngateArguments(g.shape[0] * g.shape[1], heads, g.shape[2] // heads, torch.get_num_threads(), thread_pool())
+    a.dy, a.y, a.g, a.dx, a.dg = (pointer(t, dtype) for t in (d_y, y, g, d_y, d_g))
+    a.dots, a.half = pointer(dots), dtype is torch.bfloat16
     call("hm_ungate", a)
     return d_y, d_g, dots
 
@@ -234,43 +262,50 @@ class StepParameters(NamedTuple):
     routing: tuple[Tensor, Tensor, Tensor | None, bool] | None  # A, B, diag, shortcut
     reading: tuple[Tensor, Tensor, Tensor | None, bool] | None
 
-    def tensors(self) -> Iterator[Tensor]:
-        for group in self:
-            yield from (t for t in group or () if isinstance(t, Tensor))
+    def arguments(self) -> StepArguments | None:
+        """The layer's part of a step; None where a parameter is not what the kernel reads."""
+        a = StepArguments()
+        m = a.mix
+        try:
+            if self.routing is not None:
+                m.A1, m.B1, m.diag1 = (pointer(t) for t in self.routing[:3])
+                m.R1, m.shortcut1 = self.routing[0].shape[2], self.routing[3]
+            if self.reading is not None:
+                m.A2, m.B2, m.diag2 = (pointer(t) for t in self.reading[:3])
+                m.R2, m.shortcut2 = self.reading[0].shape[2], self.reading[3]
+            if self.convs is not None:
+                a.W, a.conv_k, a.conv_v = self.convs[0].shape[1], pointer(self.convs[0]), pointer(self.convs[1])
+            for name, layer in zip(("q", "k", "v", "gate_qk", "gate_vo", "control1", "control2", "out"), self, strict=False):
+                if layer is not None:
+                    setattr(a, name, Weights(pointer(layer[0]), pointer(layer[1])))
+        except ValueError:
+            return None
+        return a
 
 
-def step(x: Tensor, k: Tensor, v: Tensor, spans: Tensor, history: Tensor, p: StepParameters, spec: Spec) -> Tensor:
-    """One token for each row, x (B 1 C), through a whole layer; its k and v are written to the last slot of each row's span."""
+def step(x: Tensor, k: Tensor, v: Tensor, spans: Tensor, history: Tensor, a: StepArguments, spec: Spec) -> Tensor:
+    """One token for each row, x (B 1 C), through a whole layer; its k and v are written to the last slot of each row's span.
+
+    a: from StepParameters.arguments.
+    """
     y = x.new_empty(x.shape)
-    a = StepArguments()
     m = a.mix
     m.B, m.T, m.S, m.H, m.G, m.K, m.V = x.shape[0], 1, k.shape[1], v.shape[2], k.shape[2], k.shape[3], v.shape[3]
     m.L, m.act, m.norm, m.eps = spec.block_size, int(spec.kind == "relu"), int(spec.norm != "none"), spec.eps
     m.n_spans, m.spans = x.shape[0], pointer(spans, torch.int64)
     m.nthreads, m.parallel = torch.get_num_threads(), thread_pool()
     m.k, m.v = view(k), view(v)
-    if p.routing is not None:
-        m.A1, m.B1, m.diag1 = (pointer(t) for t in p.routing[:3])
-        m.R1, m.shortcut1 = p.routing[0].shape[2], p.routing[3]
-    if p.reading is not None:
-        m.A2, m.B2, m.diag2 = (pointer(t) for t in p.reading[:3])
-        m.R2, m.shortcut2 = p.reading[0].shape[2], p.reading[3]
     a.C, a.y = x.shape[2], pointer(y)
     a.x, a.x_row = row_pointer(x[:, 0])
-    if p.convs is not None:
-        a.W, a.conv_k, a.conv_v = p.convs[0].shape[1], pointer(p.convs[0]), pointer(p.convs[1])
+    if a.W:
         a.history, a.history_b = row_pointer(history.flatten(1))
-    for name in ("q", "k", "v", "gate_qk", "gate_vo", "control1", "control2", "out"):
-        layer = getattr(p, name)
-        if layer is not None:
-            setattr(a, name, Weights(*map(pointer, layer)))
     call("hm_step", a)
     return y
 
 
-def rows(x: Tensor) -> Tensor:
-    """x (B T C) as float32 rows (N C) a constant distance apart; copied only if they are not."""
-    return single(x).reshape(-1, x.shape[2])
+def rows(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """x (B T C) as rows (N C) of that type, a constant distance apart; copied only if they are not."""
+    return single(x, dtype).reshape(-1, x.shape[2])
 
 
 class ScanInputs(NamedTuple):

@@ -76,14 +76,14 @@ struct Layer {
 
     int forward() {
         project_forward(&project);
-        if (int status = run_forward(mix)) return status;
+        if (int status = run_forward<float>(mix)) return status;
         std::vector<float> panels(p.C * O), bias(p.C, 0.0f), ones(NR, 1.0f);
         pack_transposed(p.parameter[OUT], O, p.C, O, panels.data());
         if (p.parameter[OUT_BIAS]) memcpy(bias.data(), p.parameter[OUT_BIAS], p.C * sizeof(float));
         hm_gate_args gate{};
         gate.C = gate.x_row = gate.g_row = gate.y_row = O, gate.x = gate.y = gated, gate.g = project.out[PREAD];
         blocks([&](i64, i64 r, i64 n) {
-            gate_rows(gate, r, r + n);
+            gate_rows<float>(gate, r, r + n);
             multiply<Mix>(n, O, gated + r * O, O, panels.data(), p.C, p.y + r * p.C, p.C, bias.data(), ones.data());
         });
         return 0;
@@ -105,7 +105,7 @@ struct Layer {
         mix.ds1 = heads(gradient(PS1), p.G, p.R1), mix.ds2 = heads(gradient(PS2), p.H, p.R2);
         mix.dA1 = p.gradient[A1], mix.dB1 = p.gradient[B1], mix.ddiag1 = p.gradient[DIAG1];
         mix.dA2 = p.gradient[A2], mix.dB2 = p.gradient[B2], mix.ddiag2 = p.gradient[DIAG2];
-        if (int status = run_backward(mix)) return status;
+        if (int status = run_backward<float>(mix)) return status;
 
         project.dx = p.dx, project.dconv_k = p.gradient[CONV_K], project.dconv_v = p.gradient[CONV_V];
         for (i64 k = 0; k < 7; k++) project.dw[k] = p.gradient[k], project.dbias[k] = p.gradient[7 + k];
@@ -124,14 +124,14 @@ private:
         for (i64 r = 0; r < C; r++)
             for (i64 j = 0; j < O; j += NR)
                 memcpy(panels.data() + (j / NR * C + r) * NR, p.parameter[OUT] + r * O + j, NR * sizeof(float));
-        hm_ungate_args gate{N, p.H, p.V, 1, nullptr, d_o, gated, project.out[PREAD], d_o, d_gate, dots};
+        hm_ungate_args gate{N, p.H, p.V, 1, nullptr, d_o, gated, project.out[PREAD], d_o, d_gate, dots, 0};
         blocks([&](i64 w, i64 r, i64 n) {
             const float *dy = p.dy + r * C;
             float *sum = sums.data() + w * size;
             multiply_transposed(n, C, dy, C, gated + r * O, O, sum);
             add_rows(n, dy, C, sum + C * O);
             multiply<Set>(n, C, dy, C, panels.data(), O, d_o + r * O, O);
-            ungate_rows(gate, r, r + n);
+            ungate_rows<float>(gate, r, r + n);
         });
         for (i64 w = 1; w < nw; w++)  // in the workers' order
             for (i64 j = 0; j < size; j++) sums[j] += sums[w * size + j];

@@ -99,19 +99,21 @@ struct Plan {
     }
     i64 workers(i64 items) const { return std::max<i64>(1, std::min(std::max<i64>(p.nthreads, 1), items)); }
     // Rows of (B, T, heads, width) in no span are zero.
-    void clear_uncovered(const hm_view &x, i64 heads, i64 width) const {
+    template <class E> void clear_uncovered(const hm_view &x, i64 heads, i64 width) const {
         if (covered_all || !x.data) return;
         for (i64 b = 0; b < p.B; b++)
             for (i64 t = 0; t < p.T; t++)
                 if (!covered[b * p.T + t])
-                    for (i64 h = 0; h < heads; h++) memset(x.data + b * x.b + t * x.t + h * x.h, 0, width * sizeof(float));
+                    for (i64 h = 0; h < heads; h++) memset(at<E>(x, b, t, h), 0, width * sizeof(E));
     }
 };
 
 // t * s, the controls of the rows applied; padding columns are zero.
+template <class E>
 void apply_controls(const Strip &s, const hm_view &control, i64 head, i64 R, i64 Rp, const float *t, float *ts) {
     for (i64 i = 0; i < s.m; i++) {
-        const float *sc = at(control, s.b, s.row + i, head), *from = t + i * Rp;
+        const E *sc = at<E>(control, s.b, s.row + i, head);
+        const float *from = t + i * Rp;
         float *to = ts + i * Rp;
         each_vector(R, [&](i64 r, i64 n) { store_some(to + r, load_some(from + r, n) * load_some(sc + r, n), n); });
         for (i64 r = R; r < Rp; r++) to[r] = 0.0f;
@@ -119,18 +121,21 @@ void apply_controls(const Strip &s, const hm_view &control, i64 head, i64 R, i64
 }
 
 // ds = t * e, the gradient of the controls
+template <class E>
 void write_controls(const Strip &s, const hm_view &out, i64 head, i64 R, i64 Rp, const float *t, const float *e) {
     for (i64 i = 0; i < s.m; i++, t += Rp, e += Rp) {
-        float *to = at(out, s.b, s.row + i, head);
+        E *to = at<E>(out, s.b, s.row + i, head);
         each_vector(R, [&](i64 r, i64 n) { store_some(to + r, load_some(t + r, n) * load_some(e + r, n), n); });
     }
 }
+
+constexpr i64 LDA = TL + 16;  // row stride of the tiles a and da
 
 // What one worker needs for one strip.
 struct Work {
     Matrix z[2], h[2], dw;
     float *q[2], *t1[2], *t1s[2], *e1[2], *e1s[2], *t2, *t2s, *e2, *e2s;
-    float *pack, *tile, *out, *squares, *dout, *pull, *rrho, *a, *da, *dq;
+    float *pack, *tile, *out, *squares, *dout, *pull, *rrho, *a, *da, *dq, *joined, *joined_tile;
 
     void carve(Arena &mem, const Plan &P, bool backward) {
         i64 m = P.m_max, ld = strip_ld(P.Wp_max, m), off = margin(m);
@@ -165,35 +170,34 @@ struct Work {
         dout = mem.floats(m * P.Vp);
         pull = mem.floats(m);
         rrho = mem.floats(m);
-        a = mem.floats(m * (TL + 16));
-        da = mem.floats(m * (TL + 16));
+        a = mem.floats(m * LDA);
+        da = mem.floats(m * LDA);
         dq = mem.floats(m * P.Kp);
+        joined = mem.floats((m + 1) / 2 * std::max(P.Kp, P.Vp));
+        joined_tile = mem.floats((m + 1) / 2 * LDT);
     }
 };
 
 // Ask for the rows of a strip in a tensor (B,T,heads,width), to be read or written later.
-template <int WRITE> void prefetch_strip(const Strip &s, const hm_view &x, i64 head, i64 width) {
+template <int WRITE, class E> void prefetch_strip(const Strip &s, const hm_view &x, i64 head, i64 width) {
     for (i64 i = 0; i < s.m; i++)
-        for (i64 j = 0; j < width; j += 16) __builtin_prefetch(at(x, s.b, s.row + i, head) + j, WRITE, 2);
+        for (i64 j = 0; j < width; j += 64 / sizeof(E)) __builtin_prefetch(at<E>(x, s.b, s.row + i, head) + j, WRITE, 2);
 }
 
-void scores_of_head(const Plan &P, const Strip &s, i64 head, Work &w) {
+template <class E> void scores_of_head(const Plan &P, const Strip &s, i64 head, Work &w) {
     const hm_args &p = P.p;
-    for (i64 part = 0; part < P.parts && P.op1.present(); part++) prefetch_strip<0>(s, p.s1, P.routing(head, part), p.R1);
-    if (P.op2.present()) prefetch_strip<0>(s, p.s2, head, p.R2);
+    for (i64 part = 0; part < P.parts && P.op1.present(); part++) prefetch_strip<0, E>(s, p.s1, P.routing(head, part), p.R1);
+    if (P.op2.present()) prefetch_strip<0, E>(s, p.s2, head, p.R2);
     for (i64 part = 0; part < P.parts; part++) {
         i64 g = P.routing(head, part);
-        pack_rows(at(p.q, s.b, s.row, g), p.q.t, s.m, p.K, nullptr, w.q[part], P.Kp);
-        score(s, w.q[part], P.Kp, p.K, at(p.k, s.b, s.c0, g), p.k.t, w.z[part], w.pack, P.op1, P.op1.fa, g, w.t1[part]);
-        if (P.op1.present()) apply_controls(s, p.s1, g, p.R1, P.op1.Rp, w.t1[part], w.t1s[part]);
+        pack_rows(at<E>(p.q, s.b, s.row, g), p.q.t, s.m, p.K, nullptr, w.q[part], P.Kp);
+        score(s, w.q[part], P.Kp, p.K, at<E>(p.k, s.b, s.c0, g), p.k.t, w.z[part], w.pack, P.op1, P.op1.fa, g, w.t1[part]);
+        if (P.op1.present()) apply_controls<E>(s, p.s1, g, p.R1, P.op1.Rp, w.t1[part], w.t1s[part]);
     }
 }
 
-void forward_strip(const Plan &P, const Strip &s, i64 head, Work &w) {
-    const hm_args &p = P.p;
-    scores_of_head(P, s, head, w);
-
-    // h = z R1, a = act(h) in place of z_gate, t2 = a B2: one sweep, a few rows by TL lags at a time.
+// h = z R1, a = act(h) in place of z_gate, t2 = a B2: one sweep, a few rows by TL lags at a time.
+void activate_strip(const Plan &P, const Strip &s, i64 head, Work &w) {
     memset(w.squares, 0, s.m * VL * sizeof(float));
     if (P.op2.present()) memset(w.t2, 0, s.m * P.op2.Rp * sizeof(float));
     for (i64 ya = 0; ya < s.Wp; ya += TL) {
@@ -214,7 +218,20 @@ void forward_strip(const Plan &P, const Strip &s, i64 head, Work &w) {
                 reduce_group(s, i, rows, w.z[0].lag(0, ya), w.z[0].ld, ya, std::min(yb, s.W), P.op2, P.op2.fb, head, w.t2);
         });
     }
-    if (P.op2.present()) apply_controls(s, p.s2, head, p.R2, P.op2.Rp, w.t2, w.t2s);
+}
+
+// Columns from..to of X = X * D + t Fᵀ, in place
+void expand_strip(const Strip &s, Matrix X, i64 from, i64 to, const Operator &op, const Factor &f, i64 head, const float *t) {
+    row_groups(s.m, [&](i64 i, i64 rows) {
+        expand_group(s, i, rows, X.lag(0, from), X.ld, from, to, op, f, head, t, X.lag(0, from), X.ld);
+    });
+}
+
+template <class E> void forward_strip(const Plan &P, const Strip &s, i64 head, Work &w) {
+    const hm_args &p = P.p;
+    scores_of_head<E>(P, s, head, w);
+    activate_strip(P, s, head, w);
+    if (P.op2.present()) apply_controls<E>(s, p.s2, head, p.R2, P.op2.Rp, w.t2, w.t2s);
 
     // w = a R2ᵀ in place, as far as the next slots need it, then õ += w v.
     Matrix a = w.z[0];
@@ -224,23 +241,19 @@ void forward_strip(const Plan &P, const Strip &s, i64 head, Work &w) {
         i64 width = std::min<i64>(TC, s.n - j), ca = s.c0 + j;
         i64 need = std::min(s.Wp, round_up(std::max<i64>(s.lag_of(ca + width, 0), 0), NR));
         if (need > done) {
-            row_groups(s.m, [&](i64 i, i64 rows) {
-                expand_group(s, i, rows, a.lag(0, done), a.ld, done, need, P.op2, P.op2.fa, head, w.t2s, a.lag(0, done), a.ld);
-            });
+            expand_strip(s, a, done, need, P.op2, P.op2.fa, head, w.t2s);
             done = need;
         }
-        if (j + width == s.n) prefetch_strip<1>(s, p.o, head, p.V);
-        time_tile(s, a, ca, width, w.tile);
-        pack_panels(at(p.v, s.b, ca, head), p.v.t, width, p.V, w.pack);
-        Ahead next{at(p.v, s.b, ca + width, head), p.v.t, std::min<i64>(TC, s.n - j - width), p.V};
+        if (j + width == s.n) prefetch_strip<1, E>(s, p.o, head, p.V);
+        time_tile<E>(s, a, ca, width, w.tile);
+        pack_panels(at<E>(p.v, s.b, ca, head), p.v.t, width, p.V, w.pack);
+        Ahead<E> next{at<E>(p.v, s.b, ca + width, head), p.v.t, std::min<i64>(TC, s.n - j - width), p.V};
         read_tile(s, w.tile, ca, width, w.pack, p.V, w.out, P.Vp, next);
     }
     for (i64 i = 0; i < s.m; i++) {
-        float rho = p.norm ? sqrtf(sum(load(w.squares + i * VL)) + (float)p.eps) : 1.0f;
+        float rho = p.norm ? sqrtf(sum(load(w.squares + i * VL)) + (float)p.eps) : 1.0f, inv = 1.0f / rho;
         p.rho[(s.b * p.T + s.row + i) * p.H + head] = rho;
-        float *o = at(p.o, s.b, s.row + i, head), inv = 1.0f / rho;
-        const float *from = w.out + i * P.Vp;
-        each_vector(p.V, [&](i64 j, i64 n) { store_some(o + j, load_some(from + j, n) * inv, n); });
+        write_rows(w.out + i * P.Vp, P.Vp, 1, p.V, &inv, at<E>(p.o, s.b, s.row + i, head), p.o.t);
     }
 }
 

@@ -105,12 +105,12 @@ struct ProjectWork {
     const float *x() const { return p.x + row() * p.C; }
     template <class T> T *at_row(T *data, i64 width) const { return data + row() * width; }
 
-    void convolve(const Conv &conv) {
+    void convolve(const Conv<float> &conv) {
         for (i64 r = t; convolved && r < t + n; r += CONV_ROWS) conv.forward_block(b, r);
     }
     const float *input(i64 k) const { return !convolved || k < PK || k == PREAD ? x() : k == PK ? xk.data() : xv.data(); }
 
-    void forward(const Conv &conv) {
+    void forward(const Conv<float> &conv) {
         convolve(conv);
         float *y = at_row(p.y, P.joined);
         multiply<Mix>(n, p.C, x(), p.C, P.panels_of(PQ), P.joined, y, P.joined, P.biases.data(), P.ones.data());
@@ -118,13 +118,13 @@ struct ProjectWork {
             if (p.width[k])
                 multiply<Mix>(n, p.C, input(k), p.C, P.panels_of(k), p.width[k], at_row(p.out[k], p.width[k]), p.width[k],
                               P.biases.data() + P.first_row[k], P.ones.data());
-        GatesRow gates{p.width[PQ], p.width[PS1], p.width[PS2]};
+        GatesRow<float> gates{p.width[PQ], p.width[PS1], p.width[PS2]};
         for (i64 r = 0; r < n; r++)
             gates.forward(y + r * P.joined, at_row(p.out[PQ], gates.Q) + r * gates.Q,
                           at_row(p.out[PS1], gates.S1) + r * gates.S1, at_row(p.out[PS2], gates.S2) + r * gates.S2);
     }
     // sums: gradients of all weights, of all biases, of the taps of k and of v ([W][C], as Conv's)
-    void backward(const Conv &conv, float *sums) {
+    void backward(const Conv<float> &conv, float *sums) {
         i64 C = p.C;
         float *bias = sums + P.rows_of_weights * C, *gk = bias + P.rows_of_weights, *gv = gk + p.W * C, *dx = at_row(p.dx, C);
         auto weigh = [&](i64 k, const float *d, i64 width) {
@@ -145,7 +145,7 @@ struct ProjectWork {
             multiply<Set>(n, p.width[PK], d_out(PK), p.width[PK], P.panels_of(PK), C, dx, C);
             multiply<Add>(n, p.width[PV], d_out(PV), p.width[PV], P.panels_of(PV), C, dx, C);
         }
-        GatesRow gates{p.width[PQ], p.width[PS1], p.width[PS2]};
+        GatesRow<float> gates{p.width[PQ], p.width[PS1], p.width[PS2]};
         for (i64 r = 0; r < n; r++)
             gates.backward(at_row(p.y, P.joined) + r * P.joined, d_out(PQ) + r * gates.Q, d_out(PS1) + r * gates.S1,
                            d_out(PS2) + r * gates.S2, dy.data() + r * P.joined, bias);
@@ -164,7 +164,7 @@ void project_forward(const hm_project_args *p) {
     i64 nw = P.workers();
     run_workers(P.blocks() ? nw : 0, p->parallel, [&](i64 w) {
         ProjectWork work(P, false);
-        Conv conv(work.conv_args);
+        Conv<float> conv(work.conv_args);
         Share mine(P.blocks(), w, nw);
         for (i64 block = mine.begin; block < mine.end; block++) work.enter(block), work.forward(conv);
     });
@@ -176,7 +176,7 @@ void project_backward(const hm_project_args *p) {
     std::vector<float> sums(nw * size, 0.0f);
     run_workers(P.blocks() ? nw : 0, p->parallel, [&](i64 w) {
         ProjectWork work(P, true);
-        Conv conv(work.conv_args);
+        Conv<float> conv(work.conv_args);
         Share mine(P.blocks(), w, nw);
         for (i64 block = mine.begin; block < mine.end; block++) work.enter(block), work.backward(conv, sums.data() + w * size);
     });

@@ -26,6 +26,8 @@ def panel() -> int:
 
 def fits(x: Tensor, weights: Optional) -> bool:
     """Whether x (B T C) and these weights (out C) may go by blocks."""
+    if x.dtype is not torch.float32:
+        return False
     return x.shape[2] <= WIDEST and x.shape[2] % panel() == 0 and all(w is None or w.shape[0] % panel() == 0 for w in weights)
 
 

@@ -9,11 +9,11 @@ namespace {
 // Few rows against many slots: k, v and the parameters are read where they are, once per stage. A row is cut in blocks of DB
 // slots whose sums are added in order, so that the result does not depend on the number of threads.
 
-// out[c] = x · row c, rows of `width` floats
-void dots(i64 n, const float *rows, i64 stride, const float *x, i64 width, float *out) {
+// out[c] = x · row c, rows of `width` numbers
+template <class E, class X> void dots(i64 n, const E *rows, i64 stride, const X *x, i64 width, float *out) {
     i64 full = round_down(width, VL), c = 0;
     for (; c + 4 <= n; c += 4) {
-        const float *r = rows + c * stride;
+        const E *r = rows + c * stride;
         vf a0{}, a1{}, a2{}, a3{};
         for (i64 j = 0; j < full; j += VL) {
             vf xv = load(x + j);
@@ -30,23 +30,23 @@ void dots(i64 n, const float *rows, i64 stride, const float *x, i64 width, float
         v4 total = (s[0][0] + s[1][0]) + (s[2][0] + s[3][0]);
         *(v4_mem *)(out + c) = total;
         for (i64 i = 0; i < 4; i++)
-            for (i64 j = full; j < width; j++) out[c + i] += x[j] * r[i * stride + j];
+            for (i64 j = full; j < width; j++) out[c + i] += value(x[j]) * value(r[i * stride + j]);
     }
     for (; c < n; c++) {
-        const float *r = rows + c * stride;
+        const E *r = rows + c * stride;
         vf a{};
         for (i64 j = 0; j < full; j += VL) a += load(x + j) * load(r + j);
         float s = sum(a);
-        for (i64 j = full; j < width; j++) s += x[j] * r[j];
+        for (i64 j = full; j < width; j++) s += value(x[j]) * value(r[j]);
         out[c] = s;
     }
 }
 
 // acc += Σ_c x[c] · row c
-void weighted_sum(i64 n, const float *x, const float *rows, i64 stride, i64 width, float *acc) {
+template <class E> void weighted_sum(i64 n, const float *x, const E *rows, i64 stride, i64 width, float *acc) {
     i64 c = 0;
     for (; c + 4 <= n; c += 4) {
-        const float *r = rows + c * stride;
+        const E *r = rows + c * stride;
         each_vector(width, [&](i64 j, i64 k) {
             vf s = load_some(acc + j, k);
             s += x[c] * load_some(r + j, k);
@@ -57,12 +57,12 @@ void weighted_sum(i64 n, const float *x, const float *rows, i64 stride, i64 widt
         });
     }
     for (; c < n; c++) {
-        const float *r = rows + c * stride;
+        const E *r = rows + c * stride;
         each_vector(width, [&](i64 j, i64 k) { store_some(acc + j, load_some(acc + j, k) + x[c] * load_some(r + j, k), k); });
     }
 }
 
-struct RowWork {
+template <class E> struct RowWork {
     const Plan &P;
     std::vector<i64> first_block;  // of each unit (row, head)
     std::vector<i64> first_slot;   // offset of each unit's slots in z
@@ -123,11 +123,11 @@ struct RowWork {
         for (i64 unit = 0; unit < units; unit++) finish(unit);
     }
     // Sum of the partial results of a unit's blocks, times the row's controls.
-    void gather(const float *partial, i64 width, i64 offset, i64 R, i64 unit, const float *control, float *t) const {
+    void gather(const float *partial, i64 width, i64 offset, i64 R, i64 unit, const E *control, float *t) const {
         for (i64 r = 0; r < R; r++) t[r] = 0.0f;
         for (i64 k = first_block[unit]; k < first_block[unit + 1]; k++)
             for (i64 r = 0; r < R; r++) t[r] += partial[k * width + offset + r];
-        for (i64 r = 0; r < R; r++) t[r] *= control[r];
+        for (i64 r = 0; r < R; r++) t[r] *= value(control[r]);
     }
     void scores(Piece b) const {  // z and this block's share of t1
         const hm_args &p = P.p;
@@ -135,7 +135,7 @@ struct RowWork {
         for (i64 part = 0; part < P.parts; part++) {
             i64 g = P.routing(b.h, part);
             float *x = z + part * slots + first_slot[b.unit] + b.j, *t = t1 + (b.k * P.parts + part) * p.R1;
-            dots(b.n, at(p.k, b.s.b, b.s.c0 + b.j, g), p.k.t, at(p.q, b.s.b, b.s.row, g), p.K, x);
+            dots(b.n, at<E>(p.k, b.s.b, b.s.c0 + b.j, g), p.k.t, at<E>(p.q, b.s.b, b.s.row, g), p.K, x);
             memset(t, 0, R1 * sizeof(float));
             if (R1) weighted_sum(b.n, x, p.A1 + (g * p.L + b.u) * R1, R1, R1, t);
         }
@@ -152,7 +152,7 @@ struct RowWork {
                 memcpy(hidden[part], x, b.n * sizeof(float));
                 continue;
             }
-            gather(t1, P.parts * p.R1, part * p.R1, R1, b.unit, at(p.s1, b.s.b, b.s.row, g), t);
+            gather(t1, P.parts * p.R1, part * p.R1, R1, b.unit, at<E>(p.s1, b.s.b, b.s.row, g), t);
             dots(b.n, p.B1 + (g * p.L + b.u) * R1, R1, t, R1, hidden[part]);
             mix_in(b.n, x, p.shortcut1, p.diag1 ? p.diag1 + g * p.L + b.u : nullptr, hidden[part]);
         }
@@ -168,13 +168,13 @@ struct RowWork {
         float weight[DB], *t = mixed + b.k * std::max(p.R1, p.R2);
         const float *a = z + first_slot[b.unit] + b.j, *x = a;
         if (R2) {
-            gather(t2, p.R2, 0, R2, b.unit, at(p.s2, b.s.b, b.s.row, b.h), t);
+            gather(t2, p.R2, 0, R2, b.unit, at<E>(p.s2, b.s.b, b.s.row, b.h), t);
             dots(b.n, p.A2 + (b.h * p.L + b.u) * R2, R2, t, R2, weight);
             mix_in(b.n, a, p.shortcut2, p.diag2 ? p.diag2 + b.h * p.L + b.u : nullptr, weight);
             x = weight;
         }
         memset(out + b.k * p.V, 0, p.V * sizeof(float));
-        weighted_sum(b.n, x, at(p.v, b.s.b, b.s.c0 + b.j, b.h), p.v.t, p.V, out + b.k * p.V);
+        weighted_sum(b.n, x, at<E>(p.v, b.s.b, b.s.c0 + b.j, b.h), p.v.t, p.V, out + b.k * p.V);
     }
     static void mix_in(i64 n, const float *x, bool shortcut, const float *diag, float *y) {
         float one = shortcut ? 1.0f : 0.0f;
@@ -187,22 +187,21 @@ struct RowWork {
         const hm_args &p = P.p;
         const Strip &s = P.rows[unit / p.H];
         i64 h = unit % p.H;
-        float sq = 0.0f, *o = at(p.o, s.b, s.row, h);
+        float sq = 0.0f, *first = out + first_block[unit] * p.V;
         for (i64 k = first_block[unit]; k < first_block[unit + 1]; k++) sq += squares[k];
         float rho = p.norm ? sqrtf(sq + (float)p.eps) : 1.0f, inv = 1.0f / rho;
         p.rho[(s.b * p.T + s.row) * p.H + h] = rho;
-        memset(o, 0, p.V * sizeof(float));
-        for (i64 k = first_block[unit]; k < first_block[unit + 1]; k++)
-            for (i64 j = 0; j < p.V; j++) o[j] += out[k * p.V + j];
-        for (i64 j = 0; j < p.V; j++) o[j] *= inv;
+        for (i64 k = first_block[unit] + 1; k < first_block[unit + 1]; k++)
+            for (i64 j = 0; j < p.V; j++) first[j] += out[k * p.V + j];
+        write_rows(first, p.V, 1, p.V, &inv, at<E>(p.o, s.b, s.row, h), p.o.t);
     }
 };
 
-int run_forward(const hm_args &p) {
+template <class E> int run_forward(const hm_args &p) {
     Plan P(p, false);
     i64 items = (i64)P.strips.size() * p.H, nw = P.workers(items);
     Block shared;
-    RowWork rows(P);
+    RowWork<E> rows(P);
     Arena mem;
     P.carve(mem, false);
     rows.carve(mem);
@@ -219,7 +218,7 @@ int run_forward(const hm_args &p) {
         mine = Arena{own[w].p};
         work[w].carve(mine, P, false);
     }
-    P.clear_uncovered(p.o, p.H, p.V);
+    P.clear_uncovered<E>(p.o, p.H, p.V);
     if (!P.covered_all)
         for (i64 j = 0; j < p.B * p.T; j++)
             for (i64 h = 0; h < p.H && !P.covered[j]; h++) p.rho[j * p.H + h] = 1.0f;
@@ -235,7 +234,7 @@ int run_forward(const hm_args &p) {
         }
         std::atomic<i64> next{0};
         run_workers(nw, p.parallel, [&](i64 w) {
-            for (i64 k; (k = next.fetch_add(1)) < items;) forward_strip(P, *order[k].first, order[k].second, work[w]);
+            for (i64 k; (k = next.fetch_add(1)) < items;) forward_strip<E>(P, *order[k].first, order[k].second, work[w]);
         });
     }
     if (!P.rows.empty()) rows.run();

@@ -5,8 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "arguments.h"
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -45,6 +50,62 @@ HM_INLINE vf splat(float x) { return x - vf{}; }
 HM_INLINE vf zeros_if(vi mask, vf x) { return (vf)((vi)x & ~mask); }
 HM_INLINE vf pick(vi mask, vf a, vf b) { return (vf)(((vi)a & mask) | ((vi)b & ~mask)); }
 HM_INLINE vf relu(vf x) { return zeros_if((vi)(x <= 0.0f), x); }  // this way round a NaN stays a NaN
+
+// bfloat16 is the upper half of a float. It is read and written so; sums are in float.
+struct bf16 {
+    uint16_t bits;
+};
+typedef uint32_t vu __attribute__((vector_size(VL * 4)));
+typedef uint16_t vh __attribute__((vector_size(VL * 2)));
+typedef uint16_t vh_mem __attribute__((vector_size(VL * 2), aligned(2), may_alias));
+
+HM_INLINE vf load(const bf16 *p) { return (vf)(__builtin_convertvector(*(const vh_mem *)p, vu) << 16); }
+HM_INLINE vh to_half(vf x) {  // to the nearest, ties to even; a NaN stays one
+    vu bits = (vu)x, nan = (vu)(x != x);
+    vu rounded = bits + 0x7fff + (bits >> 16 & 1);
+    return __builtin_convertvector((((bits | 0x400000) & nan) | (rounded & ~nan)) >> 16, vh);
+}
+HM_INLINE void store(bf16 *p, vf x) { *(vh_mem *)p = to_half(x); }
+
+HM_INLINE float value(float x) { return x; }
+HM_INLINE float value(bf16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float y;
+    memcpy(&y, &bits, sizeof y);
+    return y;
+}
+
+// Operands of large products are packed in words as wide as a float: one number, or two of bfloat16 where the machine multiplies
+// those. A word of two is moved as a float and never computed with as one.
+template <class E> constexpr i64 PER_WORD = 1;
+#if defined(__AVX512BF16__)
+template <> constexpr i64 PER_WORD<bf16> = 2;
+#endif
+template <class E> HM_INLINE i64 words(i64 n) { return (n + PER_WORD<E> - 1) / PER_WORD<E>; }
+template <class E> using packed = std::conditional_t<PER_WORD<E> == 2, bf16, float>;  // a number in such an operand
+
+// c += a b, by words: a is one word, b and c have one in each column
+template <i64 PER> HM_INLINE vf add_product(vf c, float a, vf b) {
+#if defined(__AVX512BF16__)
+    if constexpr (PER == 2) return (vf)_mm512_dpbf16_ps((__m512)c, (__m512bh)b, (__m512bh)_mm512_set1_ps(a));
+#endif
+    return c + a * b;
+}
+
+// Word p of a row of `depth` numbers
+template <class E> HM_INLINE float word(const E *row, i64 p, i64 depth) {
+    if constexpr (PER_WORD<E> == 1) return value(row[p]);
+    E both[2] = {row[2 * p], 2 * p + 1 < depth ? row[2 * p + 1] : E{}};
+    float x;
+    memcpy(&x, both, sizeof x);
+    return x;
+}
+template <class E> HM_INLINE v4 four_words(const E *p) {  // of complete ones
+    if constexpr (sizeof(E) * PER_WORD<E> < sizeof(float)) return v4{value(p[0]), value(p[1]), value(p[2]), value(p[3])};
+    v4 x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
 
 inline float sum(vf x) {
     float part[VL], s = 0;
@@ -91,8 +152,8 @@ HM_INLINE pair zeros_if(pair_mask m, pair a) { return {zeros_if(m.x, a.x), zeros
 HM_INLINE pair pick(pair_mask m, pair a, pair b) { return {pick(m.x, a.x, b.x), pick(m.y, a.y, b.y)}; }
 HM_INLINE pair relu(pair a) { return {relu(a.x), relu(a.y)}; }
 HM_INLINE pair both(float a) { return {splat(a), splat(a)}; }
-HM_INLINE pair load2(const float *p) { return {load(p), load(p + VL)}; }
-HM_INLINE void store2(float *p, pair a) { store(p, a.x), store(p + VL, a.y); }
+template <class E> HM_INLINE pair load2(const E *p) { return {load(p), load(p + VL)}; }
+template <class E> HM_INLINE void store2(E *p, pair a) { store(p, a.x), store(p + VL, a.y); }
 constexpr int VL2 = 2 * VL;
 static_assert(NR % VL2 == 0, "panels hold whole pairs");
 
@@ -130,21 +191,23 @@ HM_INLINE pair sigmoid_from(pair x, pair e) {  // e = exp(-|x|)
 }
 HM_INLINE pair sigmoid(pair x) { return sigmoid_from(x, exp_negative(minus_abs(x))); }
 
-// f over n floats in vectors; the last incomplete vector goes through a zero-filled copy.
+// f over n elements in vectors; the last incomplete vector goes through a zero-filled copy.
 template <class F> HM_INLINE void each_vector(i64 n, F f) {
     i64 j = 0;
     for (; j + VL <= n; j += VL) f(j, VL);
     if (j < n) f(j, n - j);
 }
-HM_INLINE vf load_some(const float *p, i64 n) {
+template <class E> HM_INLINE vf load_some(const E *p, i64 n) {
     if (n == VL) return load(p);
-    vf x{};
-    memcpy(&x, p, n * sizeof(float));
-    return x;
+    E part[VL] = {};
+    memcpy(part, p, n * sizeof(E));
+    return load(part);
 }
-HM_INLINE void store_some(float *p, vf x, i64 n) {
-    if (n == VL) store(p, x);
-    else memcpy(p, &x, n * sizeof(float));
+template <class E> HM_INLINE void store_some(E *p, vf x, i64 n) {
+    if (n == VL) return store(p, x);
+    E part[VL];
+    store(part, x);
+    memcpy(p, part, n * sizeof(E));
 }
 
 template <class F> HM_INLINE void each_pair(i64 n, F f) {
@@ -152,15 +215,17 @@ template <class F> HM_INLINE void each_pair(i64 n, F f) {
     for (; j + VL2 <= n; j += VL2) f(j, VL2);
     if (j < n) f(j, n - j);
 }
-HM_INLINE pair load2_some(const float *p, i64 n) {
+template <class E> HM_INLINE pair load2_some(const E *p, i64 n) {
     if (n == VL2) return load2(p);
-    pair x{};
-    memcpy(&x, p, n * sizeof(float));
-    return x;
+    E part[VL2] = {};
+    memcpy(part, p, n * sizeof(E));
+    return load2(part);
 }
-HM_INLINE void store2_some(float *p, pair x, i64 n) {
-    if (n == VL2) store2(p, x);
-    else memcpy(p, &x, n * sizeof(float));
+template <class E> HM_INLINE void store2_some(E *p, pair x, i64 n) {
+    if (n == VL2) return store2(p, x);
+    E part[VL2];
+    store2(part, x);
+    memcpy(p, part, n * sizeof(E));
 }
 
 i64 round_up(i64 n, i64 unit) { return (n + unit - 1) / unit * unit; }

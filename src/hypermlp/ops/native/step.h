@@ -83,7 +83,7 @@ int run_step(const hm_step_args &p) {
         for (i64 b = 0; b < B && p.W > 1; b++)
             memcpy(history.data() + b * (p.W - 1) * C, p.history + b * p.history_b, (p.W - 1) * C * sizeof(float));
         conv.history = history.data();
-        Conv twin(conv);
+        Conv<float> twin(conv);
         for (i64 b = 0; b < B; b++) twin.forward_block(b, 0);
     }
     std::vector<hm_linear_entry> entries;
@@ -104,7 +104,7 @@ int run_step(const hm_step_args &p) {
     auto gate = [&](const float *from, const float *g, float *to, i64 width) {
         hm_gate_args a{};
         a.N = B, a.C = width, a.nthreads = 1, a.x = from, a.g = g, a.y = to, a.x_row = a.g_row = a.y_row = width;
-        gate_forward(&a);
+        gate_forward<float>(&a);
     };
     if (p.gate_qk.w) gate(q, gq, q, Q);
     if (p.control1.w) gate(nullptr, s1, s1, n1);
@@ -115,7 +115,7 @@ int run_step(const hm_step_args &p) {
         for (i64 h = 0; h < mix.H; h++) memcpy(at(mix.v, b, slot, h), v + b * O + h * mix.V, mix.V * sizeof(float));
     }
     mix.q = {q, Q, Q, mix.K}, mix.s1 = {s1, n1, n1, mix.R1}, mix.s2 = {s2, n2, n2, mix.R2}, mix.o = {o, O, O, mix.V};
-    int status = run_forward(mix);
+    int status = run_forward<float>(mix);
     if (status) return status;
     if (p.gate_vo.w) gate(o, go, o, O);
     linear(p.out, o, O, O, p.y, C);

@@ -115,13 +115,13 @@ struct Matrix {
 };
 
 // Memory that will be wanted soon, asked for a little at a time while something else is computed.
-struct Ahead {
-    const float *data = nullptr;
+template <class E> struct Ahead {
+    const E *data = nullptr;
     i64 stride = 0, rows = 0, width = 0, row = 0, col = 0;
     HM_INLINE void some(i64 lines) {
         for (; lines > 0 && row < rows; lines--) {
             __builtin_prefetch(data + row * stride + col, 0, 2);
-            col += 16;
+            col += 64 / sizeof(E);
             if (col >= width) col = 0, row++;
         }
     }
@@ -173,7 +173,8 @@ void scatter_lags(const Strip &s, const float *X, i64 ldx, i64 ya, i64 yb, const
 }
 
 // X = a srcᵀ into a strip matrix (scores z = q kᵀ, or dw = dõ vᵀ), and t = X F on the fly while its columns are in cache.
-void score(const Strip &s, const float *a, i64 lda, i64 depth, const float *src, i64 src_t, Matrix X, float *pack,
+template <class E>
+void score(const Strip &s, const float *a, i64 lda, i64 depth, const E *src, i64 src_t, Matrix X, float *pack,
            const Operator &op, const Factor &f, i64 head, float *t) {
     if (op.present()) memset(t, 0, s.m * op.Rp * sizeof(float));
     clear_older(s, X);
@@ -181,14 +182,15 @@ void score(const Strip &s, const float *a, i64 lda, i64 depth, const float *src,
     for (i64 j = 0; j < s.n; j += TC) {
         i64 width = std::min<i64>(TC, s.n - j), ca = s.c0 + j;
         pack_transposed(src + j * src_t, src_t, width, depth, pack);
-        Ahead next{src + (j + width) * src_t, src_t, std::min<i64>(TC, s.n - j - width), depth};
+        Ahead<E> next{src + (j + width) * src_t, src_t, std::min<i64>(TC, s.n - j - width), depth};
         const i64 lines = 1 + depth * TC / 16 / (TC / NR * round_up(s.m, MR) / MR);
         for (i64 c = ca; c < ca + width; c += NR) {
-            const float *panel = pack + (c - ca) * depth;
+            const float *panel = pack + (c - ca) * words<E>(depth);
             row_groups(s.m, [&](i64 i, i64 rows) {
                 next.some(lines);
                 if (c > s.p0 + i + rows - 1 || c + NR <= s.first_slot(i)) return;  // all future, or all left the window
-                micro_rows<NV, Set, ByRow>(rows, depth, a + i * lda, lda, panel, NR, X.time(s, i, c), X.ld - 1);
+                micro_rows<NV, Set, ByRow, PER_WORD<E>>(rows, words<E>(depth), a + i * lda, lda, panel, NR, X.time(s, i, c),
+                                                        X.ld - 1);
             });
         }
         i64 upto = std::min(s.W, s.lag_of(ca + width, s.m - 1));  // columns complete in every row
@@ -202,31 +204,35 @@ void score(const Strip &s, const float *a, i64 lda, i64 depth, const float *src,
     for (i64 i = 0; i < s.m; i++) memset(X.lag(i, s.W), 0, (s.Wp - s.W) * sizeof(float));  // panels overshoot the newest lag
 }
 
-constexpr i64 LDT = TC + 16;  // row stride of a time tile
+constexpr i64 LDT = TC + 16;  // row stride of a time tile in words
 
-// Columns ca..ca+width of a strip matrix in time layout, zero where a slot does not exist for a row.
-void time_tile(const Strip &s, Matrix X, i64 ca, i64 width, float *tile) {
+// Columns ca..ca+width of a strip matrix in time layout, packed; zero where a slot does not exist for a row.
+template <class E> void time_tile(const Strip &s, Matrix X, i64 ca, i64 width, float *tile) {
+    using N = packed<E>;
+    const i64 whole = words<E>(width) * PER_WORD<E>;
     for (i64 i = 0; i < s.m; i++) {
-        float *to = tile + i * LDT;
+        N *to = (N *)tile + i * LDT * PER_WORD<E>;
         i64 from = std::min(std::max(s.first_slot(i), ca), ca + width);
         i64 end = std::max(std::min(s.p0 + i + 1, ca + width), from);
-        memset(to, 0, (from - ca) * sizeof(float));
-        memcpy(to + from - ca, X.time(s, i, from), (end - from) * sizeof(float));
-        memset(to + end - ca, 0, (ca + width - end) * sizeof(float));
+        memset(to, 0, (from - ca) * sizeof(N));
+        write_rows(X.time(s, i, from), 0, 1, end - from, nullptr, to + from - ca, 0);
+        memset(to + end - ca, 0, (ca + whole - end) * sizeof(N));
     }
 }
 
 // acc (m x width, row stride ld) += tile · src rows, with the source packed in panels.
+template <class E>
 void read_tile(const Strip &s, const float *tile, i64 ca, i64 width, const float *panels, i64 cols, float *acc, i64 ld,
-               Ahead ahead = Ahead()) {
+               Ahead<E> ahead) {
     const i64 share = 1 + (ahead.rows * round_up(cols, 16) / 16) / (round_up(cols, NR) / NR * round_up(s.m, MR) / MR);
     for (i64 j = 0; j < cols; j += NR, panels += PANEL)
         row_groups(s.m, [&](i64 i, i64 rows) {
             ahead.some(share);
-            i64 from = std::max(s.first_slot(i) - ca, i64(0)), end = std::min(s.p0 + i + rows - ca, width);
+            i64 from = std::max(s.first_slot(i) - ca, i64(0)) / PER_WORD<E>;
+            i64 end = words<E>(std::min(s.p0 + i + rows - ca, width));
             if (from < end)
-                micro_rows<NV, Add, ByRow>(rows, end - from, tile + i * LDT + from, LDT, panels + from * NR, NR,
-                                           acc + i * ld + j, ld);
+                micro_rows<NV, Add, ByRow, PER_WORD<E>>(rows, end - from, tile + i * LDT + from, LDT, panels + from * NR, NR,
+                                                        acc + i * ld + j, ld);
         });
 }
 
@@ -237,16 +243,19 @@ struct SlotSum {
     float *row(i64 c) const { return data + (c - first) * t; }
 };
 
-// out[c] += Σ_i tile[i,c] x[i]  (x: m rows of cols floats, row stride ldx, padded to whole panels)
+// out[c] += Σ_i tile[i,c] x[i], both from join_rows  (x: m rows of cols numbers, row stride ldx, padded to whole panels)
+template <class E>
 void scatter_tile(const Strip &s, const float *tile, i64 ca, i64 width, const float *x, i64 ldx, i64 cols, SlotSum out) {
     for (i64 j = 0; j < cols; j += NR)
         for (i64 c = 0; c < width; c += MR) {
             i64 slots = std::min<i64>(MR, width - c);
             i64 from = std::max(ca + c - s.p0, i64(0)), end = std::min(ca + c + slots - 1 + s.L - s.p0, s.m);
             if (from >= end) continue;
+            from = from / PER_WORD<E>, end = words<E>(end);
             float *to = out.row(ca + c) + j;
             for (i64 r = 0; r < slots; r++) __builtin_prefetch(to + r * out.t, 1);
-            add_panel<ByCol>(slots, cols - j, end - from, tile + from * LDT + c, LDT, x + from * ldx + j, ldx, to, out.t);
+            add_panel<ByCol, PER_WORD<E>>(slots, cols - j, end - from, tile + from * LDT + c, LDT, x + from * ldx + j, ldx, to,
+                                         out.t);
         }
 }
 

@@ -17,7 +17,7 @@
 
 namespace {
 
-float *at(const hm_view &x, i64 b, i64 t, i64 h) { return x.data + b * x.b + t * x.t + h * x.h; }
+template <class E = float> E *at(const hm_view &x, i64 b, i64 t, i64 h) { return (E *)x.data + b * x.b + t * x.t + h * x.h; }
 
 // One aligned block, carved in two passes: the first with a null base only measures.
 struct Arena {
