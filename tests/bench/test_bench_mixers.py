@@ -159,3 +159,28 @@ def test_lines_can_be_told_apart_and_axes_read() -> None:
         assert legend is not None
         assert len(legend.get_texts()) == len(ax.lines)
         assert all("native" not in text.get_text() for text in legend.get_texts())  # names are explained
+
+
+AUTHORS = """
+import dataclasses
+import hypermlp
+
+OURS = ("init", "dropout", "readout_norm", "readout_swish")
+fields = [f for f in dataclasses.fields(hypermlp.HyperGLUConfig) if f.name not in OURS]
+HyperGLUConfig = dataclasses.make_dataclass("HyperGLUConfig", [f.name for f in fields])
+
+
+class HyperGLU(hypermlp.HyperGLU):
+    def __init__(self, config):
+        assert (config.impl_default, config.chunk_T) == ("chunked", 128)
+        super().__init__(hypermlp.HyperGLUConfig(**{f.name: getattr(config, f.name) for f in fields}))
+
+    def load_state_dict(self, state):
+        self.load_authors_state_dict(state)
+"""
+
+
+def test_the_authors_file_takes_part_with_the_options_that_it_knows(tmp_path: Path) -> None:
+    (tmp_path / "hyperglu.py").write_text(AUTHORS)
+    case = Case(name="authors", batch=1, time=6, width=16, against=str(tmp_path / "hyperglu.py"))
+    build(case).check()

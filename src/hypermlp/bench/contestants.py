@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -168,8 +169,9 @@ def build_authors(case: Case) -> Contestant:
     module = load_file(Path(case.against))
     config = hyper_config(case, "glu")
     ours = HyperGLU(config)
-    shared = {k: v for k, v in config.to_dict().items() if k not in ("impl_default", "chunk_T")}
-    theirs = module.HyperGLU(module.HyperGLUConfig(**shared, impl_default="chunked", chunk_T=case.chunk or 128))
+    known = {field.name for field in dataclasses.fields(module.HyperGLUConfig)}  # ours has more, at defaults of no effect
+    shared = {name: value for name, value in config.to_dict().items() if name in known}
+    theirs = module.HyperGLU(module.HyperGLUConfig(**shared | {"impl_default": "chunked", "chunk_T": case.chunk or 128}))
     theirs.load_state_dict(ours.authors_state_dict())
     return Contestant(
         case=case,
