@@ -1,4 +1,4 @@
-"""Writes what was measured into README.md and docs/ (design, efficiency, tasks, training), and draws their pictures.
+"""Writes what was measured into README.md and docs/ (design, efficiency, reproduction, tasks, training), and draws pictures.
 
 python docs/make_results.py
 """
@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hypermlp.report import bench_tables, table5, task_document
+from hypermlp.report import bench_tables, evidence, table5, task_document
+from hypermlp.report.claims import verdicts_markdown
 from hypermlp.report.markdown import fill
 from hypermlp.report.study import read_studies
 from hypermlp.report.style import save
-from hypermlp.report.table1 import rates_markdown
+from hypermlp.report.table1 import rates_markdown, table1_markdown
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -26,6 +27,12 @@ def main() -> None:
     write(DOCS / "efficiency.md", made)
     path = ROOT / "README.md"
     path.write_text(re.sub(r"^As a whole GPT-2 .*$", lambda found: made["summary"], path.read_text(), flags=re.M))
+
+    (registered,) = read_studies(ROOT / "results" / "registered")
+    save(evidence.picture(registered), DOCS / "evidence.png")
+    write(path, {"evidence": evidence.evidence_markdown(registered)})
+    blocks = {"registered table": table1_markdown(registered), "registered verdicts": verdicts_markdown(registered)}
+    write(DOCS / "reproduction.md", blocks)
 
     studies = read_studies(ROOT / "results" / "tasks")
     save(task_document.picture(studies), DOCS / "tasks.png")

@@ -9,6 +9,7 @@ from pathlib import Path
 from hypermlp.experiments.configs import RATES
 from hypermlp.report.bench_tables import decode_markdown, layer_markdown, mixers_markdown, model_markdown, steps_markdown
 from hypermlp.report.claims import verdicts_markdown
+from hypermlp.report.evidence import evidence_markdown
 from hypermlp.report.markdown import fill
 from hypermlp.report.study import read_studies
 from hypermlp.report.table1 import rate_losses, rates_markdown, table1_markdown, training_markdown
@@ -96,6 +97,14 @@ def test_the_reproduction_is_what_the_runs_say() -> None:
     document = (ROOT / "docs" / "reproduction.md").read_text()
     for shown in (table1_markdown(study), verdicts_markdown(study)):
         assert shown in document, f"docs/reproduction.md should print\n{shown}"
+
+
+def test_the_evidence_is_that_of_the_registered_study() -> None:
+    (study,) = read_studies(ROOT / "results" / "registered")
+    blocks = {"registered table": table1_markdown(study), "registered verdicts": verdicts_markdown(study)}
+    document = (ROOT / "docs" / "reproduction.md").read_text()
+    assert fill(document, blocks) == document, "python docs/make_results.py writes the tables anew"
+    assert fill(README, {"evidence": evidence_markdown(study)}) == README, "python docs/make_results.py writes the table anew"
 
 
 def test_the_authors_quick_start_runs_verbatim() -> None:
