@@ -185,7 +185,7 @@ def test_the_registered_studies_here_are_older_than_their_records(folder: Path) 
         assert shown.stdout.strip() == first.committed
         assert datetime.datetime.fromisoformat(shown.stdout.strip()) < datetime.datetime.fromisoformat(begun)
         paths = subprocess.run(
-            ["git", "ls-tree", "-r", "--name-only", first.commit, PACKAGED.relative_to(ROOT).as_posix()],
+            ["git", "ls-tree", "-r", "--name-only", first.commit, "src/hypermlp/studies/protocols"],
             cwd=ROOT,
             capture_output=True,
             text=True,
