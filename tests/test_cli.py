@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from helpers import OWN_MIXER
 from hypermlp import __version__, cli
 from hypermlp.cli import app, watch
 from hypermlp.cli.app import DEBUG
@@ -155,7 +156,7 @@ def test_demo_runs_its_plan_in_a_folder_of_its_own(
     arguments: tuple[str, ...], folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[tuple[Path, DemoStudy]] = []
-    monkeypatch.setattr(watch, "run_demo", lambda console, out, plan, **options: shown.append((out, plan)))
+    monkeypatch.setattr(watch, "run_demo", lambda console, out, plan, **options: shown.append((out, plan)) or [])
     done = CliRunner().invoke(app, ["demo", *arguments])
     assert done.exit_code == 0, done.output
     assert shown == [(Path(folder), demo_study(quick="--quick" in arguments))]
@@ -209,6 +210,18 @@ def test_table1_runs_a_half_and_leaves_the_page(tmp_path: Path) -> None:
     assert "R-cg-q-12o" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_a_study_with_a_failed_run_goes_on_and_ends_with_an_error(tmp_path: Path) -> None:
+    mixer = tmp_path / "mine.py"
+    mixer.write_text(OWN_MIXER.replace("return self.proj(tokens.x)", "raise ArithmeticError('gone')"))
+    options = ("--tasks", "memorization", "--steps", "1", "--examples", "16", "--width", "16", "--workers", "1")
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, ["mad", "run", "--mixers", f"{mixer}:Mine,S", *options, "--out", str(out)])
+    assert done.exit_code == 1, done.output
+    assert "1 of 2 runs failed" in done.output
+    assert "gone" in done.output
+    assert [json.loads(line)["error"] is None for line in (out / "runs.jsonl").read_text().splitlines()] == [False, True]
+
+
 def test_table1_at_the_papers_scale_is_the_papers_protocol(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,7 +229,7 @@ def test_table1_at_the_papers_scale_is_the_papers_protocol(
     assert not (tmp_path / "out").exists()
 
     asked: list[Any] = []
-    monkeypatch.setattr(watch, "run_study", lambda console, out, study, mixers, **options: asked.append(study))
+    monkeypatch.setattr(watch, "run_study", lambda console, out, study, mixers, **options: asked.append(study) or [])
     monkeypatch.setattr(watch, "show_verdicts", lambda console, folder: None)
     monkeypatch.setattr("hypermlp.report.page.write_report", lambda folder: folder)
     options = ["--scale", "paper", "--half", "mad", "--device", "cpu", "--out", str(tmp_path)]

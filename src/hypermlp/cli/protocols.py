@@ -9,6 +9,7 @@ import typer
 
 from hypermlp.cli.app import app
 from hypermlp.cli.options import Device, ExecutorName, Retry, Workers
+from hypermlp.files import Record
 from hypermlp.report.terminal import new_console, say
 
 study = typer.Typer(
@@ -45,8 +46,9 @@ def study_run(
         say(console, f"{path.name} is not committed as it is, so these runs will not count as registered.", "red")
     for changed, lines in registered.deviations(versions):
         say(console, f"Changed on {changed.date}, after {changed.records} runs: {'; '.join(lines)}", "red")
+    records: list[Record] = []
     for half, part in rules.studies.items():
-        watch.run_study(
+        records += watch.run_study(
             console,
             folder / half,
             part,
@@ -58,6 +60,7 @@ def study_run(
         )
     watch.show_verdicts(console, folder)
     say(console, f"Report: {write_report(folder)}")
+    watch.leave(records)
 
 
 @study.command("cost")

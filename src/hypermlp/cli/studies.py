@@ -9,6 +9,7 @@ import typer
 
 from hypermlp.cli.app import app
 from hypermlp.cli.options import Device, ExecutorName, InitName, MixersOption, Retry, Seeds, Tune, Workers
+from hypermlp.files import Record
 from hypermlp.report.terminal import new_console, say
 
 
@@ -32,7 +33,7 @@ def demo(
 
     folder, workforce = out or Path("runs/demo-quick" if quick else "runs/demo"), find_executor(executor, workers, device)
     study = demo_study(quick=quick)
-    watch.run_demo(new_console(), folder, study, seeds=seeds, executor=workforce, retry_failed=retry_failed)
+    watch.leave(watch.run_demo(new_console(), folder, study, seeds=seeds, executor=workforce, retry_failed=retry_failed))
 
 
 mad = typer.Typer(help="The MAD benchmark: six small tasks that tell architectures apart.", no_args_is_help=True)
@@ -105,8 +106,10 @@ def mad_run(
         search=choose_search(lr) if search else None,
     )
     workforce = find_executor(executor, workers, device)
-    watch.run_study(console, out, study, contestants(mixers), seeds=seeds, executor=workforce, retry_failed=retry_failed)
+    names = contestants(mixers)
+    records = watch.run_study(console, out, study, names, seeds=seeds, executor=workforce, retry_failed=retry_failed)
     say(console, f"A page with all of it: hypermlp report {out}")
+    watch.leave(records)
 
 
 @app.command()
@@ -141,10 +144,13 @@ def table1(
     tuning = choose_search() if search else None
     studies = table1_studies(scale, half, corpus=corpus, device=device, init=init, search=tuning)
     workforce = find_executor(executor, workers, device)
+    records: list[Record] = []
     for folder, study in studies.items():
-        watch.run_study(console, out / folder, study, names, seeds=seeds, executor=workforce, retry_failed=retry_failed)
+        part = out / folder
+        records += watch.run_study(console, part, study, names, seeds=seeds, executor=workforce, retry_failed=retry_failed)
     watch.show_verdicts(console, out)
     say(console, f"Report: {write_report(out)}")
+    watch.leave(records)
 
 
 @app.command()

@@ -9,6 +9,7 @@ import typer
 
 from hypermlp.cli.app import app
 from hypermlp.cli.options import Device, ExecutorName, InitName, MixersOption, Retry, Seeds, Workers
+from hypermlp.files import Record
 from hypermlp.report.terminal import new_console, say
 
 tasks = typer.Typer(
@@ -89,9 +90,11 @@ def tasks_run(
     console, workforce = new_console(), find_executor(executor, workers, device)
     numbers = {"steps": steps, "batch": batch, "width": width, "depth": depth}
     studies = scaled_studies(chosen, scale, **numbers, lr=lr, search=search, init=init, changes=change or ())
+    records: list[Record] = []
     for folder, study in studies.items():
         say(console, f"{folder}, {scale} scale:")
-        watch.run_study(
+        records += watch.run_study(
             console, out / folder, study, contestants(mixers), seeds=seeds, executor=workforce, retry_failed=retry_failed
         )
     say(console, f"Report: {write_report(out)}")
+    watch.leave(records)

@@ -79,6 +79,12 @@ def show_verdicts(console: Console, folder: Path) -> None:
                 say(console, f"{found.sentence}\n")
 
 
+def leave(records: Sequence[Record]) -> None:
+    """End the program with an error if a run failed, after all that could be done was done."""
+    if any(record["error"] is not None for record in records):
+        raise SystemExit(1)
+
+
 def watch(console: Console, out: Path, study: Callable[..., list[Record]], scores: Scores) -> list[Record]:
     """Show a study while it runs, and its outcome."""
     ops.announce(ops.choose())  # compiles, where that is still to be done, before the workers all want it
