@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hypermlp.report import bench_tables, evidence, table5, task_document
-from hypermlp.report.claims import verdicts_markdown
+from hypermlp.report.folders import read_studies
 from hypermlp.report.markdown import fill
-from hypermlp.report.study import read_studies
+from hypermlp.report.predictions import verdicts_markdown
 from hypermlp.report.style import save
 from hypermlp.report.table1 import rates_markdown, table1_markdown
 

@@ -10,19 +10,11 @@ import pytest
 from made_up import language, mad, write
 
 from hypermlp.experiments import paper
-from hypermlp.report.claims import (
-    CONTRADICTED,
-    INCONCLUSIVE,
-    LEVEL,
-    NOT_BEHIND,
-    SUPPORTED,
-    Outcome,
-    judge,
-    judge_claims,
-    predictions,
-)
+from hypermlp.report.claims import CONTRADICTED, INCONCLUSIVE, LEVEL, NOT_BEHIND, SUPPORTED, Outcome, judge, judge_claims
 from hypermlp.report.estimates import Estimate, bootstrap, interval, resamples, seeds_text
-from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study, read_studies
+from hypermlp.report.folders import read_studies
+from hypermlp.report.predictions import predictions
+from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study
 from hypermlp.studies.protocol import Terms
 
 Change = Callable[[str, str], float]  # what is added to the paper's number, by label and measure

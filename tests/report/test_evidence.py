@@ -6,7 +6,8 @@ import pytest
 from made_up import language, mad, write
 
 from hypermlp.report.evidence import RIVALS, evidence_markdown, picture
-from hypermlp.report.study import Study, read_studies
+from hypermlp.report.folders import read_studies
+from hypermlp.report.study import Study
 
 
 @pytest.fixture

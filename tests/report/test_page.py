@@ -12,8 +12,8 @@ from made_up import language, mad, write
 from hypermlp.experiments import paper
 from hypermlp.report.charts import nice_ticks, number
 from hypermlp.report.claims import judge_claims
+from hypermlp.report.folders import read_studies
 from hypermlp.report.page import Section, write_report
-from hypermlp.report.study import read_studies
 from hypermlp.studies.folder import Folder
 from hypermlp.studies.mad import task_study, train
 

@@ -14,7 +14,8 @@ from hypermlp.mixers import build_mixer
 from hypermlp.mixers.labels import SAME, build, count_by_component
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters
 from hypermlp.report.estimates import estimate, student_t
-from hypermlp.report.study import AVERAGE, LOSS, evaluations_until, final_loss, mean_curve, read_studies
+from hypermlp.report.folders import read_studies
+from hypermlp.report.study import AVERAGE, LOSS, evaluations_until, final_loss, mean_curve
 from hypermlp.report.table1 import rate_losses
 
 

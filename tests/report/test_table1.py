@@ -10,7 +10,8 @@ from made_up import language, mad, write
 
 from hypermlp.experiments import paper
 from hypermlp.report.estimates import signed
-from hypermlp.report.study import AVERAGE, LOSS, Study, read_studies
+from hypermlp.report.folders import read_studies
+from hypermlp.report.study import AVERAGE, LOSS, Study
 from hypermlp.report.table1 import Row, columns, grid, legend, show_table1, table1_markdown, thresholds
 from hypermlp.report.terminal import new_console
 

@@ -14,7 +14,7 @@ from hypermlp.cli.watch import run_demo
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.models.budget import TOLERANCE
 from hypermlp.report.claims import judge_claims
-from hypermlp.report.study import read_studies
+from hypermlp.report.folders import read_studies
 from hypermlp.report.terminal import new_console
 from hypermlp.studies import demo
 from hypermlp.studies.demo import MIXERS, TASKS, demo_study, lag_kernels

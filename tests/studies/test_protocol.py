@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hypermlp.report.claims import LEVEL, SUPPORTED, UNFINISHED, judge_claims
+from hypermlp.report.folders import read_studies
 from hypermlp.report.page import write_report
-from hypermlp.report.study import read_studies
 from hypermlp.studies import engine
 from hypermlp.studies.cost import Cost, measure_costs
 from hypermlp.studies.mad import TaskStudy

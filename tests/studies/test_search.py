@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from hypermlp.mixers import build_mixer
+from hypermlp.report.folders import read_studies
 from hypermlp.report.page import write_report
 from hypermlp.report.progress import outcome as told
-from hypermlp.report.study import read_studies
 from hypermlp.studies import engine
 from hypermlp.studies.executors import LocalPool
 from hypermlp.studies.folder import Folder, read_lines

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hypermlp.mixers import build_mixer
+from hypermlp.report.folders import read_studies
 from hypermlp.report.page import build_page
-from hypermlp.report.study import read_studies
 from hypermlp.studies import tasks
 from hypermlp.studies.executors import LocalPool
 from hypermlp.studies.folder import Folder

@@ -160,8 +160,8 @@ def report(
 ) -> None:
     """One page from finished runs: the table beside the paper's, curves, claims with verdicts, budgets, provenance."""
     from hypermlp.cli.watch import show_verdicts
+    from hypermlp.report.folders import read_studies
     from hypermlp.report.page import write_report
-    from hypermlp.report.study import read_studies
     from hypermlp.report.table1 import show_table1
     from hypermlp.report.table5 import write_page
     from hypermlp.report.tasks import task_table

@@ -14,9 +14,9 @@ from rich.live import Live
 from hypermlp import ops
 from hypermlp.files import Record
 from hypermlp.report.claims import judge_claims
+from hypermlp.report.folders import read_studies
 from hypermlp.report.page import write_report
 from hypermlp.report.progress import Scores, Screen, accuracies, describe, losses
-from hypermlp.report.study import read_studies
 from hypermlp.report.tasks import task_table
 from hypermlp.report.terminal import say
 from hypermlp.studies.demo import MIXERS, DemoStudy

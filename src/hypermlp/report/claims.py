@@ -13,11 +13,10 @@ from functools import partial
 from statistics import fmean
 
 from hypermlp.experiments import paper
-from hypermlp.report.estimates import NONE, Estimate, estimate, gain_text, seeds_text, signed
+from hypermlp.report.estimates import NONE, Estimate, gain_text, seeds_text, signed
 from hypermlp.report.study import AVERAGE, CEILING, FLOOR, FULL, LOSS, REFERENCES, Study
 from hypermlp.report.table1 import TITLES, published
 from hypermlp.studies.protocol import Comparison, Expectation, Terms
-from hypermlp.studies.scores import common_mean
 
 SUPPORTED, CONTRADICTED, INCONCLUSIVE = "supported", "contradicted", "inconclusive"
 UNFINISHED = "not finished"  # a registered comparison that lacks runs: no claim is supported before all of it is there
@@ -348,17 +347,8 @@ EXPECTED: dict[Expectation, str] = {
 }
 
 
-# ---- Table 4 ----
+# ---- the rules in words ----
 
-MIXING = ((HYPERMLP, "R-cg-q"), (HYPERGLU, "G-cg-q"))
-REASONS = {
-    "compression": "the answer needs summaries of many tokens, which mixing can build as slots of their own",
-    "noisy-recall": "mixing can merge noise into few slots, so that less of it is activated",
-    "fuzzy-recall": "mixing that depends on the input bends the borders of what a key matches",
-    "selective-copying": "R2 can learn shifts, to match in one place and copy from another",
-    "in-context-recall": "one slot per token is already the right basis",
-    "memorization": "what is asked for is in the weights, not in the context",
-}
 INTERVALS = {
     "student": "Student’s 95 % confidence interval of the gain, also where two or three seeds are shown as they are",
     "bootstrap": (
@@ -375,80 +365,3 @@ def noise_rule(terms: Terms) -> str:
         f"verdict is inconclusive. “At ceiling”: both sides have at least {FULL:g} %; “at floor”: neither is more than "
         f"{terms.points:g} points above guessing. Neither decides anything."
     )
-
-
-def prediction_rule(terms: Terms) -> str:
-    return (
-        "The gain of a task is its accuracy with mixing (R-cg-q-12o, G-cg-q-12o) minus that without (R-cg-q, G-cg-q), averaged "
-        "over the pairs that were run and paired by seed. “High” and “med-high” are supported if the mean gain is above "
-        f"{terms.points:g} points and above that of the “low” tasks that were run, and its interval lies above 0. “Low” is "
-        f"supported if the mean gain is at most {terms.points:g} points and its interval ends below "
-        f"{terms.wide * terms.points:g}, contradicted if it is larger and the interval lies above 0."
-    )
-
-
-@dataclass(frozen=True)
-class Prediction:
-    task: str
-    expected: str
-    evidence: Evidence
-
-    @property
-    def verdict(self) -> str:
-        return self.evidence.status
-
-
-def predictions(study: Study) -> list[Prediction]:
-    """Table 4, task by task."""
-    gains = {task: mixing_gains(study, task) for task in paper.TABLE4}
-    low = [gain.mean for task, (gain, _) in gains.items() if gain is not None and paper.TABLE4[task] == "low"]
-    labels = [label for pair in MIXING for label in pair]
-    found = []
-    for task, expected in paper.TABLE4.items():
-        gain, in_paper = gains[task]
-        bound = study.bound(labels, task) if task in study.tasks else ""
-        status = (
-            judge_low(gain, task, study.terms, bound) if expected == "low" else judge_high(gain, task, study.terms, bound, low)
-        )
-        item = Evidence("with mixing", "without", task, gain, in_paper, status, study.terms)
-        found.append(Prediction(task, expected, due(study, item)))
-    return found
-
-
-def mixing_gains(study: Study, task: str) -> tuple[Estimate | None, float]:
-    """The gain of mixing on a task, and the paper's; None if no pair was run."""
-    run = [(a, b) for a, b in MIXING if study.values(a, task) and study.values(b, task)]
-    columns = []
-    for a, b in run:
-        with_mixing, without = study.values(a, task), study.values(b, task)
-        columns.append({seed: with_mixing[seed] - without[seed] for seed in with_mixing.keys() & without.keys()})
-    theirs = [paper_gain(study, a, b, task) or 0.0 for a, b in run or MIXING]  # the paper has all of them
-    return estimate(common_mean(columns).values()), fmean(theirs)
-
-
-def judge_low(gain: Estimate | None, task: str, terms: Terms, bound: str) -> str:
-    status = judge(gain, task, "more", terms, bound)
-    if gain is None or status in (CEILING, FLOOR) or gain.seeds < terms.seeds:
-        return status
-    if status == SUPPORTED:
-        return CONTRADICTED
-    far = gain.ends(terms.interval)[1] >= terms.wide * terms.points
-    return INCONCLUSIVE if far or gain.mean > terms.points else SUPPORTED
-
-
-def judge_high(gain: Estimate | None, task: str, terms: Terms, bound: str, low: Sequence[float]) -> str:
-    status = judge(gain, task, "more", terms, bound)
-    below = gain is not None and bool(low) and gain.mean <= fmean(low)
-    return CONTRADICTED if status == SUPPORTED and below else status
-
-
-def verdicts_markdown(study: Study) -> str:
-    """Claims and predictions with their verdicts, for a document."""
-    lines = ["| claim | verdict here | gains (loss: saved) |", "| --- | --- | --- |"]
-    for i, outcome in enumerate(judge_claims(study), 1):
-        lines.append(f"| {i}. {outcome.claim.title} | {outcome.words} | {outcome.numbers or NONE} |")
-    for found in predictions(study):
-        item = found.evidence
-        shown = f"with mixing − without: {item.gain_text}{beside(item)}"
-        lines.append(f"| Table 4: {found.expected} gain on {TITLES[found.task].lower()} | {item.words} | {shown} |")
-    return "\n".join(lines)

@@ -17,24 +17,23 @@ from hypermlp.report.claims import (
     INCONCLUSIVE,
     LEVEL,
     NOT_BEHIND,
-    REASONS,
     SUPPORTED,
     UNFINISHED,
     Evidence,
     judge_claims,
     noise_rule,
-    prediction_rule,
-    predictions,
 )
 from hypermlp.report.curves import difficulty, learning_curves
 from hypermlp.report.document import document
 from hypermlp.report.estimates import ENOUGH, NONE, interval, signed
+from hypermlp.report.folders import read_studies
 from hypermlp.report.kernels import lag_kernels
 from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, plural, prose, spread, table, verdict, words
+from hypermlp.report.predictions import REASONS, prediction_rule, predictions
 from hypermlp.report.readings import what_answers_read
 from hypermlp.report.registered import protocol_section
 from hypermlp.report.search import search_section
-from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study, read_studies
+from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study
 from hypermlp.report.table1 import TITLES, Cell, columns, grid, legend, task_title
 
 STRONG = {LOSS: 0.2}  # the difference of gains with the strongest colour; 20 for accuracies
