@@ -22,7 +22,7 @@ MODULES = sorted(
 # A package may import those to its left, and siblings within itself. `data` and `tasks` need only what lies around ops.
 ORDER = [
     {"checks", "errors"},
-    {"config", "provenance", "cache", "notice", "files", "interrupts"},
+    {"config", "provenance", "cache", "notice", "files", "interrupts", "allocator"},
     {"ops"},
     {"mixers"},
     {"models"},

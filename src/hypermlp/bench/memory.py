@@ -7,7 +7,6 @@ blocks go back to the system as soon as they are free: what is counted is alive,
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import sys
@@ -20,11 +19,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from hypermlp.allocator import return_freed_memory
 from hypermlp.bench import contestants
 from hypermlp.bench.timing import matmul_peak
 from hypermlp.errors import RunError
-
-MMAP_THRESHOLD, LARGE = -3, 64 * 1024  # mallopt's parameter and the bytes from which a block has a mapping of its own
 
 
 class Extra(NamedTuple):
@@ -63,8 +61,7 @@ def extra(case: Any, build: Callable[[Any], Measured] = contestants.build, repea
 
 def measure(case: Any, build: Callable[[Any], Measured], threads: int, repeats: int) -> Extra:
     torch.set_num_threads(threads)
-    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
-        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
+    return_freed_memory()
     contestant = build(case)
     found, seconds, matmul = [], [], 0.0
     for step in (contestant.forward, contestant.train_step):

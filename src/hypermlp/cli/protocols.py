@@ -69,10 +69,12 @@ def study_cost(
     workers: Annotated[int, typer.Option(min=1, help="Cores that will work at once.")] = 2,
 ) -> None:
     """How long a registered study will take on this machine: every model is trained for a few steps."""
+    from hypermlp.allocator import keep_freed_memory
     from hypermlp.report.cost import show_costs
     from hypermlp.studies.cost import measure_costs
     from hypermlp.studies.protocol import find_protocol, read_protocol
 
+    keep_freed_memory()  # as workers do
     rules = read_protocol(find_protocol(protocol).read_text(encoding="utf-8"))
     rules.check()
     costs = [cost for part in rules.studies.values() for cost in measure_costs(part, rules.contestants, rules.seeds)]

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from hypermlp import ops
+from hypermlp.allocator import keep_freed_memory
 from hypermlp.experiments.configs import RunConfig, configure
 from hypermlp.experiments.cost import Cost, estimate_cost
 from hypermlp.experiments.generate import MODEL, open_model, write_text
@@ -51,6 +52,7 @@ def run_training(
     Under torchrun every process calls this, and the first one shows.
     """
     config = configure(name, overrides)
+    keep_freed_memory()
     with join() as world:
         run = start(config, out, world, resume=resume, loggers=loggers, begin=begin, lag_extension=lag_extension)
         if not world.main:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hypermlp import notice
+from hypermlp.allocator import keep_freed_memory
 from hypermlp.files import Record, read_json
 from hypermlp.studies.folder import Folder, plain
 from hypermlp.train.checkpoint import Checkpoints
@@ -182,6 +183,7 @@ Work = Callable[[Any, RunContext], Record]
 def serve(connection: Connection, work: Work, folder: Folder, every: float, device: str) -> None:
     """A worker's life: one job after another until there is none."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     notice.logger.addHandler(ForwardNotices(connection))
