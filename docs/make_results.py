@@ -28,10 +28,10 @@ def main() -> None:
     path = ROOT / "README.md"
     path.write_text(re.sub(r"^As a whole GPT-2 .*$", lambda found: made["summary"], path.read_text(), flags=re.M))
 
-    (registered,) = read_studies(ROOT / "results" / "registered")
+    (registered,) = read_studies(ROOT / "results" / "table1")
     save(evidence.picture(registered), DOCS / "evidence.png")
     write(path, {"evidence": evidence.evidence_markdown(registered)})
-    blocks = {"registered table": table1_markdown(registered), "registered verdicts": verdicts_markdown(registered)}
+    blocks = {"table": table1_markdown(registered), "verdicts": verdicts_markdown(registered)}
     write(DOCS / "reproduction.md", blocks)
 
     studies = read_studies(ROOT / "results" / "tasks")

@@ -28,7 +28,8 @@ def study_run(
     executor: ExecutorName = "local",
     retry_failed: Retry = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the runs; a stopped study resumes there. Default: runs/ and the name.")
+        Path | None,
+        typer.Option(help="Folder for the runs; a stopped study resumes there. Default: runs/registered/ and the name."),
     ] = None,
 ) -> None:
     """Run a registered study: search, then the runs that count; and leave its page. Stop and start it as you like."""
@@ -40,7 +41,7 @@ def study_run(
     console, path = new_console(), registered.find_protocol(protocol)
     rules = registered.read_protocol(path.read_text(encoding="utf-8"))
     rules.check()
-    folder, workforce = out or Path("runs") / path.stem, find_executor(executor, workers, device)
+    folder, workforce = out or Path("runs") / "registered" / path.stem, find_executor(executor, workers, device)
     versions = registered.enter(folder, path, rules)
     if versions[0].commit is None:
         say(console, f"{path.name} is not committed as it is, so these runs will not count as registered.", "red")
