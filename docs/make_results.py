@@ -12,7 +12,6 @@ from typing import Any
 from hypermlp.report import bench_tables, evidence, table5, task_document
 from hypermlp.report.folders import read_studies
 from hypermlp.report.markdown import fill
-from hypermlp.report.predictions import verdicts_markdown
 from hypermlp.report.style import save
 from hypermlp.report.table1 import rates_markdown, table1_markdown
 
@@ -31,7 +30,7 @@ def main() -> None:
     (registered,) = read_studies(ROOT / "results" / "table1")
     save(evidence.picture(registered), DOCS / "evidence.png")
     write(path, {"evidence": evidence.evidence_markdown(registered)})
-    blocks = {"table": table1_markdown(registered), "verdicts": verdicts_markdown(registered)}
+    blocks = {"table": table1_markdown(registered), "verdicts": evidence.verdicts_markdown(registered)}
     write(DOCS / "reproduction.md", blocks)
 
     studies = read_studies(ROOT / "results" / "tasks")

@@ -25,7 +25,7 @@ def faults(how: str) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only glibc listens")
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc alone can be told, and only Linux has it")
 def test_a_step_takes_the_memory_that_the_last_one_freed() -> None:
     assert faults("allocator.keep_freed_memory()") < 100
     assert faults("allocator.return_freed_memory()") > 6 * 100

@@ -1,12 +1,25 @@
-"""Where HyperGLU stands in a registered study, for documents: a table of verdicts, and a picture of every gain behind them."""
+"""A study in documents: all verdicts; where HyperGLU stands, as a table and as a picture of every gain behind it."""
 
 from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from hypermlp.report.claims import CONTRADICTED, HYPERGLU, HYPERMLP, INCONCLUSIVE, LEVEL, SUPPORTED, Evidence, margin, weigh
+from hypermlp.report.claims import (
+    CONTRADICTED,
+    HYPERGLU,
+    HYPERMLP,
+    INCONCLUSIVE,
+    LEVEL,
+    SUPPORTED,
+    Evidence,
+    beside,
+    judge_claims,
+    margin,
+    weigh,
+)
 from hypermlp.report.estimates import NONE
 from hypermlp.report.markdown import markdown_table
+from hypermlp.report.predictions import predictions
 from hypermlp.report.study import CEILING, FLOOR, LOSS, Study, title_of
 from hypermlp.report.style import new_figure
 from hypermlp.report.table1 import task_title
@@ -76,3 +89,15 @@ def picture(study: Study) -> Figure:
         ax.set_title(name, fontsize=10)
         ax.set_xlabel(unit, fontsize=9)
     return figure
+
+
+def verdicts_markdown(study: Study) -> str:
+    """Claims and predictions with their verdicts, for a document."""
+    lines = ["| claim | verdict here | gains (loss: saved) |", "| --- | --- | --- |"]
+    for i, outcome in enumerate(judge_claims(study), 1):
+        lines.append(f"| {i}. {outcome.claim.title} | {outcome.words} | {outcome.numbers or NONE} |")
+    for found in predictions(study):
+        item = found.evidence
+        shown = f"with mixing − without: {item.gain_text}{beside(item)}"
+        lines.append(f"| Table 4: {found.expected} gain on {task_title(found.task).lower()} | {item.words} | {shown} |")
+    return "\n".join(lines)

@@ -14,15 +14,12 @@ from hypermlp.report.claims import (
     INCONCLUSIVE,
     SUPPORTED,
     Evidence,
-    beside,
     due,
     judge,
-    judge_claims,
     paper_gain,
 )
-from hypermlp.report.estimates import NONE, Estimate, estimate
+from hypermlp.report.estimates import Estimate, estimate
 from hypermlp.report.study import CEILING, FLOOR, Study
-from hypermlp.report.table1 import TITLES
 from hypermlp.studies.protocol import Terms
 from hypermlp.studies.scores import common_mean
 
@@ -100,15 +97,3 @@ def judge_high(gain: Estimate | None, task: str, terms: Terms, bound: str, low: 
     status = judge(gain, task, "more", terms, bound)
     below = gain is not None and bool(low) and gain.mean <= fmean(low)
     return CONTRADICTED if status == SUPPORTED and below else status
-
-
-def verdicts_markdown(study: Study) -> str:
-    """Claims and predictions with their verdicts, for a document."""
-    lines = ["| claim | verdict here | gains (loss: saved) |", "| --- | --- | --- |"]
-    for i, outcome in enumerate(judge_claims(study), 1):
-        lines.append(f"| {i}. {outcome.claim.title} | {outcome.words} | {outcome.numbers or NONE} |")
-    for found in predictions(study):
-        item = found.evidence
-        shown = f"with mixing − without: {item.gain_text}{beside(item)}"
-        lines.append(f"| Table 4: {found.expected} gain on {TITLES[found.task].lower()} | {item.words} | {shown} |")
-    return "\n".join(lines)
