@@ -57,8 +57,6 @@ class HyperGLUConfig:
         gate_act: "sigmoid" or "none" (the identity), for the gates and for the controls s of both mixing operators.
         use_qk_gate: gate m1 on q.
         use_vo_gate: gate m2 on the readout.
-        readout_norm, readout_swish: our extension, which the paper's layer does not have: RMSNorm of each head's readout before
-            its gate m2, and g σ(g) as that gate's activation instead of gate_act.
         dropout: share of the gated readout that is zeroed in training, before the projection o.
 
     Mixing along the sequence, R(x) = D + A Diag(s(x)) Bᵀ; op1 is R1 (before the activation), op2 is R2 (after it):
@@ -127,9 +125,6 @@ class HyperGLUConfig:
 
     norm_eps: float = 1e-12
     dropout: float = 0.0
-
-    readout_norm: bool = False
-    readout_swish: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -211,8 +206,6 @@ class HyperGLUConfig:
         divisible("vo_rank", self.vo_rank, self.n_head, f"n_head ({self.n_head})")
         if self.use_rope:
             divisible("qk_rank", self.qk_rank, 2 * heads, f"2 * routing heads ({2 * heads}) for use_rope=True")
-        if self.readout_swish and not self.use_vo_gate:
-            raise ValueError("readout_swish=True is about the gate on the readout; it needs use_vo_gate=True")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout ({self.dropout}) must be at least 0 and less than 1")
         for name in ("norm_eps", "rope_base"):

@@ -165,7 +165,7 @@ AUTHORS = """
 import dataclasses
 import hypermlp
 
-OURS = ("init", "dropout", "readout_norm", "readout_swish")
+OURS = ("init", "dropout")
 fields = [f for f in dataclasses.fields(hypermlp.HyperGLUConfig) if f.name not in OURS]
 HyperGLUConfig = dataclasses.make_dataclass("HyperGLUConfig", [f.name for f in fields])
 

@@ -40,7 +40,6 @@ VARIANTS: dict[str, dict[str, object]] = {
     "no shortcut, no norm": {"op1_shortcut": False, "op2_shortcut": False, "attn_norm": "none"},
     "l2, shared heads, bias": {"attn_norm": "l2", "op1_per_head": False, "op2_per_head": False, "bias": True},
     "open gates": {"gate_act": "none"},
-    "our readout": {"readout_norm": True, "readout_swish": True},
 }
 each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
 

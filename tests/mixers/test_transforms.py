@@ -33,8 +33,8 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def compare_compiled(backend: str, options: dict, impl: str, chunk: int | None, **changes: object) -> None:
-    layer = make_layer(dtype=torch.float32, **changes)
+def compare_compiled(backend: str, options: dict, impl: str, chunk: int | None) -> None:
+    layer = make_layer(dtype=torch.float32)
     batch = 1 if "cu_seqlens" in options else 2
     x, d_y = (randn(batch, T, 16, seed=s, dtype=torch.float32) for s in (1, 2))
     expected = run_layer(layer, x, d_y, impl=impl, chunk_T=chunk, **options)
@@ -57,11 +57,6 @@ def test_generated_code() -> None:
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_one_graph(options: dict, impl: str, chunk: int | None) -> None:
     compare_compiled("aot_eager", options, impl, chunk)
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-def test_one_graph_of_our_readout() -> None:
-    compare_compiled("aot_eager", OPTIONS["padded"], "native", None, readout_norm=True, readout_swish=True)
 
 
 @pytest.mark.usefixtures("fresh_compiler")

@@ -40,7 +40,7 @@ def test_folders_are_read_in_both_directions(changes: dict[str, object], tmp_pat
     assert ("head.weight" in theirs) is not net.config.tied
 
 
-@pytest.mark.parametrize("name", [*sorted(DISTINCT), "hyperglu_normed"])
+@pytest.mark.parametrize("name", sorted(DISTINCT))
 def test_every_mixer_is_loaded_whole_and_writes_what_it_would(name: str, tmp_path: Path) -> None:
     net, prompt = native(name), some_tokens(2, 5)
     save_model(net, tmp_path)

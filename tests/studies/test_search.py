@@ -284,12 +284,16 @@ def test_allocations_of_ranks_are_searched_at_equal_parameters(tmp_path: Path, m
         (1, "G-cg-q-12o"),
     ]
     assert "these ranks were chosen" in write_report(tmp_path).read_text()
+    runs = tmp_path / "runs.jsonl"
+    runs.write_text(runs.read_text().replace("hyperglu", "removed"))
+    (found,) = read_studies(tmp_path)  # of a mixer that is no longer registered
+    assert [record["seed"] for record in found.mad if record["mixer"] == "removed"] == [0, 1]
 
 
 def test_ranks_behind_a_name() -> None:
     plain, wider = build_mixer("G-cg-q-12o", 64, 32), build_mixer("G-cg-q-12o@8", 64, 32)
     assert [(m.config.op1_rank, m.config.op2_rank, m.config.qk_rank) for m in (plain, wider)] == [(16, 16, 16), (8, 8, 32)]  # type: ignore[union-attr]
-    assert build_mixer("hyperglu_normed@2", 64, 32).config.qk_rank == 64  # type: ignore[union-attr]
+    assert build_mixer("hyperglu@2", 64, 32).config.qk_rank == 64  # type: ignore[union-attr]
     for name in ("S-pc@8", "R-12o!@8", "gla@8", "G-cg-q-12o@x"):
         with pytest.raises(ValueError, match="NAME@RANK is for labels"):
             build_mixer(name, 64, 32)

@@ -89,10 +89,8 @@ class HyperTrace(Trace):
         super().__init__(layer, tokens, slots, spans)
         self.q, self.n_head, self.spec = made.q, layer.config.n_head, layer.spec
         self.routing, self.reading = made.routing, made.reading
-        gate, self.norm = made.gate_vo, layer.norm_vo
-        if gate is not None and layer.config.readout_swish:
-            gate = F.silu(gate)
-        elif gate is not None and layer.config.gate_act == "sigmoid":
+        gate = made.gate_vo
+        if gate is not None and layer.config.gate_act == "sigmoid":
             gate = torch.sigmoid(gate)
         self.m2 = None if gate is None else gate.unflatten(-1, (self.n_head, -1))  # B T H V
 
@@ -145,10 +143,7 @@ class HyperTrace(Trace):
         return gate > 0, rho, a * F.softplus(h[1]) if len(h) > 1 else a
 
     def readout_gate(self, batch: int, rows: Tensor, head: int, o: Tensor) -> Tensor:
-        gate = torch.ones_like(o) if self.m2 is None else self.m2[batch, rows, head]
-        return (
-            gate if self.norm is None else gate * self.norm.weight * torch.rsqrt(o.square().mean(-1, keepdim=True) + NORM_EPS)
-        )
+        return torch.ones_like(o) if self.m2 is None else self.m2[batch, rows, head]
 
 
 class SoftmaxTrace(Trace):

@@ -18,7 +18,7 @@ from hypermlp.config import HyperGLUConfig, Init
 from hypermlp.mixers import rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
 from hypermlp.mixers.base import Mixer, Tokens, as_bounds, check_input, gather_tokens
-from hypermlp.mixers.parts import INIT_STD, CausalConv, RMSNorm, decay_bank
+from hypermlp.mixers.parts import INIT_STD, CausalConv, decay_bank
 from hypermlp.mixers.projections import apply_linears, is_long, is_plain, is_plain_linear, join_linears, watched
 from hypermlp.ops import layer, native, pointwise
 
@@ -112,7 +112,6 @@ class HyperGLU(Mixer):
         self.conv_v = CausalConv(C, config.conv_kernel_size) if config.use_kv_conv else None
         self.gate_qk = nn.Linear(C, config.qk_rank) if config.use_qk_gate else None
         self.gate_vo = nn.Linear(C, config.vo_rank) if config.use_vo_gate else None
-        self.norm_vo = RMSNorm(config.vo_rank // config.n_head) if config.readout_norm else None
         self.op1 = self._sequence_mixing("op1", config.routing_heads) if config.use_op1 else None
         self.op2 = self._sequence_mixing("op2", config.n_head) if config.use_op2 else None
         self.spec = ops.Spec(
@@ -151,8 +150,6 @@ class HyperGLU(Mixer):
                 module.weight.normal_(0, INIT_STD, generator=generator)
                 if module.bias is not None:
                     module.bias.zero_()
-            elif isinstance(module, RMSNorm):
-                module.weight.fill_(1)
             elif isinstance(module, (CausalConv, SequenceMixing)):
                 module.reset_parameters(self.config.init, generator)
 
@@ -212,10 +209,10 @@ class HyperGLU(Mixer):
             # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
             spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
         operands = (p.q, k, v, p.routing, p.reading, self.spec, spans, chunk)
-        c, drops = self.config, self.config.dropout and self.training
-        if p.in_nodes and p.gate_vo is not None and not (drops or c.readout_norm or c.readout_swish):
+        drops = self.config.dropout and self.training
+        if p.in_nodes and p.gate_vo is not None and not drops:
             return layer.mix_and_read(impl, *operands, gate=p.gate_vo, weight=self.o.weight, bias=self.o.bias)
-        o = self._gated_readout(ops.compute(impl, *operands), p.gate_vo, impl)
+        o = self._gated(ops.compute(impl, *operands).flatten(2), p.gate_vo, impl)
         if self.config.dropout:
             o = F.dropout(o, self.config.dropout, self.training)
         (y,) = apply_linears([(o, self.o)], impl)
@@ -229,7 +226,7 @@ class HyperGLU(Mixer):
             return None
         c, op1, op2 = self.config, self.op1, self.op2
         drops = c.dropout and self.training
-        if self.gate_vo is None or drops or c.readout_norm or c.readout_swish or not (c.op1_per_head and c.op2_per_head):
+        if self.gate_vo is None or drops or not (c.op1_per_head and c.op2_per_head):
             return None
         assert op1 is not None
         assert op2 is not None
@@ -266,8 +263,7 @@ class HyperGLU(Mixer):
         plain = all(m is None or is_plain_linear(m) for m in linears)
         shared = any(op is not None and op.A.shape[0] != op.heads for op in (self.op1, self.op2))
         drops = self.training and self.config.dropout > 0
-        ours = self.config.readout_norm or self.config.readout_swish
-        if not plain or shared or drops or ours or self.config.use_rope or self.config.gate_act != "sigmoid":
+        if not plain or shared or drops or self.config.use_rope or self.config.gate_act != "sigmoid":
             return None
         convs = None if self.conv_k is None or self.conv_v is None else (self.conv_k.weight, self.conv_v.weight)
         mixings = (None if op is None else (op.A, op.B, op.diag, op.shortcut) for op in (self.op1, self.op2))
@@ -379,14 +375,6 @@ class HyperGLU(Mixer):
             made |= {name: torch.sigmoid(made[name]) for name in ("s1", "s2") if name in made}
         return made
 
-    def _gated_readout(self, o: Tensor, gate: Tensor | None, impl: str) -> Tensor:
-        """B T H V → B T H*V, multiplied by m2; with our extension, normalised per head, or by a swish."""
-        if self.norm_vo is not None:
-            o = self.norm_vo(o)
-        if gate is not None and self.config.readout_swish:
-            return o.flatten(2) * F.silu(gate)
-        return self._gated(o.flatten(2), gate, impl)
-
     def _gated(self, x: Tensor, gate: Tensor | None, impl: str) -> Tensor:
         if gate is None:
             return x
@@ -411,8 +399,6 @@ class HyperGLU(Mixer):
                 wanted[name].copy_(value)
 
     def _by_authors_name(self) -> dict[str, nn.Parameter]:
-        if self.config.readout_norm or self.config.readout_swish:
-            raise ValueError("the authors' code has neither readout_norm nor readout_swish; it cannot hold this layer")
         return {authors_name(name): value for name, value in self.named_parameters()}
 
     def extra_repr(self) -> str:

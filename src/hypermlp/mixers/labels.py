@@ -227,7 +227,6 @@ COMPONENTS = {
     "conv_v": "convolutions",
     "gate_qk": "gates",
     "gate_vo": "gates",
-    "norm_vo": "norm of the readout",
     "op1.A": "R1 factors",
     "op1.B": "R1 factors",
     "op1.diag": "R1 diagonal",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 
@@ -52,12 +52,6 @@ def hyper(kind: AttnKind, width: int, length: int, size: int | None, init: Init 
     return (HyperGLU if kind == "glu" else HyperMLP)(config)
 
 
-def hyper_normed(width: int, length: int, size: int | None, init: Init = "paper") -> HyperGLU:
-    """Our extension of HyperGLU: its readout normalised per head, behind a swish gate."""
-    fields: dict[str, Any] = {"n_embd": width, "n_head": 2, "block_size": length, "qk_rank": size, "init": init}
-    return HyperGLU(**fields, readout_norm=True, readout_swish=True)
-
-
 def relu(width: int, length: int, size: int | None) -> HyperGLU:
     """HyperMLP without mixing, convolutions and gates: the label R, of any rank."""
     config = HyperGLUConfig(
@@ -93,7 +87,6 @@ MIXERS: dict[str, Entry] = {
     "rwkv7": Entry(lambda d, n, s: RWKV7(d, value_width=s), "RWKV-7", "Peng et al.", 2025),
     "mamba": Entry(lambda d, n, s: Mamba(d, value_width=s), "Mamba", "Gu and Dao", 2023, "inner width"),
     "mamba2": Entry(lambda d, n, s: Mamba2(d, value_width=s), "Mamba-2", "Dao and Gu", 2024, "inner width"),
-    "hyperglu_normed": Entry(hyper_normed, "HyperGLU, normed", "ours", 2026, "qk_rank", 4, variant_of="hyperglu", init=True),
     # Transitions with eigenvalues down to −1, as state tracking needs them
     "deltanet_neg": Entry(
         lambda d, n, s: DeltaNet(d, value_width=s, negative=True),
@@ -156,7 +149,7 @@ def reallocate(name: str, width: int, length: int, size: int | None, init: Init)
 def has_free_ranks(name: str) -> bool:
     """Whether a mixer shares a budget between temporal mixing and q and k."""
     if name in MIXERS:
-        return MIXERS[name].build in (MIXERS["hyperglu"].build, MIXERS["hypermlp"].build, hyper_normed)
+        return MIXERS[name].build in (MIXERS["hyperglu"].build, MIXERS["hypermlp"].build)
     if ":" in name or name[:1] not in ("R", "G"):
         return False
     label = labels.Label.parse(name)

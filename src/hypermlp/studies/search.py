@@ -221,7 +221,8 @@ def choose(search: Search, found: Mapping[Place, Outcome]) -> dict[Place, Choice
     chosen = {}
     for place, variants in groups.items():
         scores = {Choice(name, own.rate): own.scores[own.rate, 1.0] for name, own in variants.items() if own.rate is not None}
-        if len(scores) == len(search.variants(place[0])):
+        wanted = {*search.variants(place[0]), *variants}  # records may be of a mixer that is no longer registered
+        if len(scores) == len(wanted):
             chosen[place] = min(scores, key=lambda choice: scores[choice])
     return chosen
 
