@@ -290,6 +290,24 @@ def test_allocations_of_ranks_are_searched_at_equal_parameters(tmp_path: Path, m
     assert [record["seed"] for record in found.mad if record["mixer"] == "removed"] == [0, 1]
 
 
+def test_a_study_resumes_without_a_contestant_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs and its place in the plan stay."""
+    study = replace(STUDY, search=Search(rates=(1e-3, 1e-2), rungs=(1.0,), widen=0), steps={"memorization": 2})
+    run_here(study, tmp_path, monkeypatch, Here(), ("R", "S"))
+    for name in ("runs.jsonl", "plan.json"):
+        path = tmp_path / name
+        path.write_text(path.read_text().replace('"R"', '"removed"').replace("/R/", "/removed/"))
+    before = {record["key"]: record for record in read_lines(tmp_path / "runs.jsonl")[0]}
+    records = run_here(study, tmp_path, monkeypatch, Here(), ("S", "R-p"))
+    after = {record["key"]: record for record in read_lines(tmp_path / "runs.jsonl")[0]}
+    assert before.items() <= after.items()
+    assert {record["mixer"] for record in records} == {"S", "R-p"}
+    assert {record["mixer"] for key, record in after.items() if key not in before} == {"R-p"}
+    with Folder(tmp_path) as folder:
+        (models,) = folder.plan["models"].values()
+    assert set(models) == {"removed", "S", "R-p"}
+
+
 def test_ranks_behind_a_name() -> None:
     plain, wider = build_mixer("G-cg-q-12o", 64, 32), build_mixer("G-cg-q-12o@8", 64, 32)
     assert [(m.config.op1_rank, m.config.op2_rank, m.config.qk_rank) for m in (plain, wider)] == [(16, 16, 16), (8, 8, 32)]  # type: ignore[union-attr]

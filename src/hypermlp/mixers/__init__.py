@@ -2,7 +2,18 @@
 
 from hypermlp.mixers.base import Mixer
 from hypermlp.mixers.hyper import HyperGLU, HyperMLP
-from hypermlp.mixers.registry import DISTINCT, MIXERS, VARIANTS, Entry, build_mixer
+from hypermlp.mixers.registry import DISTINCT, MIXERS, VARIANTS, Entry, build_mixer, is_known
 from hypermlp.mixers.softmax import SoftmaxAttention
 
-__all__ = ["DISTINCT", "MIXERS", "VARIANTS", "Entry", "HyperGLU", "HyperMLP", "Mixer", "SoftmaxAttention", "build_mixer"]
+__all__ = [
+    "DISTINCT",
+    "MIXERS",
+    "VARIANTS",
+    "Entry",
+    "HyperGLU",
+    "HyperMLP",
+    "Mixer",
+    "SoftmaxAttention",
+    "build_mixer",
+    "is_known",
+]

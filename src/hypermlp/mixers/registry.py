@@ -129,6 +129,16 @@ def build_mixer(name: str, width: int, length: int, size: int | None = None, *, 
     )
 
 
+def is_known(name: str) -> bool:
+    """Whether build_mixer takes this name."""
+    try:
+        with torch.device("meta"):
+            build_mixer(name, 64, 64)
+    except ValueError:
+        return False
+    return True
+
+
 def reallocate(name: str, width: int, length: int, size: int | None, init: Init) -> HyperGLU:
     """NAME@RANK: what temporal mixing gives up from its own rank, q and k get (at most the full width)."""
     base, _, rank = name.partition("@")

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Self, get_args
 from hypermlp.checks import choose_from
 from hypermlp.config import Init
 from hypermlp.files import Record, delete
-from hypermlp.mixers import build_mixer, own
+from hypermlp.mixers import build_mixer, is_known, own
 from hypermlp.models.budget import MatchedModel
 from hypermlp.studies import engine, search
 from hypermlp.studies.engine import Progress
@@ -169,20 +169,22 @@ class Study(ABC):
         return found
 
     def plan_contests(self, folder: Folder, mixers: Sequence[str]) -> list[Contest]:
-        """Write the plan into the folder, and match the models. Mixers that came before take part in the budget."""
+        """Write the plan into the folder, and match the models. Mixers that came before take part in the budget, unless they
+        are not to be had any more (removed, or somebody's own code that is not named now): their runs stay as they are."""
         known: dict[str, Any] = folder.plan.get("models", {})
         known = {"": known} if self.flat else known
         mixers = mixers if self.search is None else [name for mixer in mixers for name in self.search.variants(mixer)]
-        contestants = list(dict.fromkeys([*(name for models in known.values() for name in models), *mixers]))
+        before = dict.fromkeys(name for models in known.values() for name in models)
+        contestants = list(dict.fromkeys([*filter(is_known, before), *mixers]))
         contests: list[Contest] = []
         models: dict[str, Any] = {}
         for key, setting in self.settings().items():
             matched = self.match(setting, contestants)
             models[key] = {name: {"inner": m.inner, "size": m.mixer.size} for name, m in matched.items()}
-            changed = [name for name, model in known.get(key, {}).items() if model != models[key][name]]
+            changed = [name for name, model in known.get(key, {}).items() if name in matched and model != models[key][name]]
             if changed and self.numbers().items() <= folder.plan.items():
                 raise ValueError(
-                    f"with {', '.join(mixers)} the largest model{f' on {key}' if key else ''} is larger than before, so "
+                    f"with {', '.join(mixers)} the largest model{f' on {key}' if key else ''} is another than before, so "
                     f"{', '.join(changed)} would have to be trained again to match it; run all of them in another folder than "
                     f"{folder.path}"
                 )
