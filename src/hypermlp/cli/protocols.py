@@ -17,7 +17,7 @@ study = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(study, name="study")
-ProtocolFile = Annotated[str, typer.Argument(help="A TOML file, or the name of one that comes with hypermlp: table1.")]
+ProtocolFile = Annotated[str, typer.Argument(help="A TOML file, or one that comes with hypermlp: table1, compression.")]
 
 
 @study.command("run")
