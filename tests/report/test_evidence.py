@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from made_up import language, mad, write
 
-from hypermlp.report.evidence import RIVALS, evidence_markdown, picture
+from hypermlp.report.evidence import RIVALS, evidence_markdown, picture, verdicts_markdown
 from hypermlp.report.folders import read_studies
 from hypermlp.report.study import Study
+from hypermlp.report.table1 import table1_markdown
 
 
 @pytest.fixture
@@ -31,6 +32,17 @@ def test_the_table_says_where_it_is_ahead_level_and_behind(study: Study) -> None
         "| Language, loss in nats | 1.602 | 1.500 | behind, −0.102 ± 0.002 | – | – |",
         "| Selective copying, % | 82.0 | 30.0 | ahead, +52.0 ± 2.0 | 82.0 | level, 0.0 ± 0.0 |",
     ]
+
+
+def test_a_task_that_was_trained_longer_stands_behind_the_first_study_of_it(study: Study, tmp_path: Path) -> None:
+    records = [mad(mixer, "selective-copying", 90, seed) for mixer in ("G-cg-q-12o", "S-pc") for seed in range(5)]
+    write(tmp_path / "longer", records, {"steps": {"selective-copying": 6000}})
+    longer = next(found for found in read_studies(tmp_path) if found.folders == ("longer",))
+    rows = evidence_markdown(study, longer).splitlines()
+    assert rows[-1] == "| Selective copying, 6,000 steps, % | 90.0 | 90.0 | level, 0.0 ± 0.0 | – | – |"
+    assert len(picture(study, longer).axes) == 3
+    assert not any("Compression" in line for line in verdicts_markdown(longer).splitlines())
+    assert "MAD average" not in table1_markdown(longer)
 
 
 def test_the_picture_has_every_gain(study: Study) -> None:

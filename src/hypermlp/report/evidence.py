@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from matplotlib.figure import Figure
 
 from hypermlp.report.claims import (
@@ -37,12 +39,15 @@ STANDS = {
 COLOURS = {SUPPORTED: "tab:green", CONTRADICTED: "tab:red"}  # grey: neither
 
 
-def measures(study: Study) -> list[str]:
-    return [*([LOSS] if study.language else []), *study.tasks]
-
-
-def title(measure: str) -> str:
-    return "Language, loss in nats" if measure == LOSS else f"{task_title(measure)}, %"
+def measures(studies: Sequence[Study]) -> list[tuple[Study, str, str]]:
+    """Study, measure, and what that is called; a measure that a later study has too stands behind the first, with its steps."""
+    found: dict[str, list[tuple[Study, str, str]]] = {}
+    for study in studies:
+        for measure in [*([LOSS] if study.language else []), *study.tasks]:
+            name = "Language" if measure == LOSS else task_title(measure)
+            again = f", {study.plans['mad']['steps'][measure]:,} steps" if measure in found else ""
+            found.setdefault(measure, []).append((study, measure, name + again))
+    return [item for items in found.values() for item in items]
 
 
 def standing(study: Study, rival: str, measure: str) -> Evidence:
@@ -50,12 +55,12 @@ def standing(study: Study, rival: str, measure: str) -> Evidence:
     return weigh(study, HYPERGLU, rival, measure, "more")
 
 
-def evidence_markdown(study: Study) -> str:
+def evidence_markdown(*studies: Study) -> str:
     """Measures × rivals: means over seeds, gains with their intervals, and what they say."""
     rows = []
-    for measure in measures(study):
+    for study, measure, name in measures(studies):
         found = [standing(study, rival, measure) for rival in SHOWN]
-        row = [title(measure), mean_text(study, HYPERGLU, found[0])]
+        row = [f"{name}, {'loss in nats' if measure == LOSS else '%'}", mean_text(study, HYPERGLU, found[0])]
         for rival, item in zip(SHOWN, found, strict=True):
             row += [mean_text(study, rival, item), NONE if item.gain is None else f"{STANDS[item.status]}, {item.gain_text}"]
         rows.append(row)
@@ -68,11 +73,11 @@ def mean_text(study: Study, mixer: str, item: Evidence) -> str:
     return NONE if score is None else f"{score.mean:.{item.digits}f}"
 
 
-def picture(study: Study) -> Figure:
+def picture(*studies: Study) -> Figure:
     """A panel per measure, a line per rival: HyperGLU's gain with its interval; grey: too small to matter."""
-    shown = measures(study)
+    shown = measures(studies)
     figure, axes = new_figure(len(shown), width=1.6 + 1.75 * len(shown), height=2.6)
-    for ax, measure in zip(axes, shown, strict=True):
+    for ax, (study, measure, name) in zip(axes, shown, strict=True):
         small = margin(measure, study.terms)
         ax.axvspan(-small, small, color="0.9", zorder=0)
         ax.axvline(0, color="0.5", linewidth=1, zorder=1)
@@ -85,18 +90,17 @@ def picture(study: Study) -> Figure:
                 ax.plot(item.gain.mean, place, "o", color=colour, markersize=5)
         ax.set_yticks(range(len(RIVALS)), [title_of(rival) or rival for rival in RIVALS] if ax is axes[0] else [])
         ax.set_ylim(len(RIVALS) - 0.5, -0.5)
-        name, unit = ("Language", "nats saved") if measure == LOSS else (task_title(measure), "points gained")
-        ax.set_title(name, fontsize=10)
-        ax.set_xlabel(unit, fontsize=9)
+        ax.set_title(name.replace(", ", "\n"), fontsize=10)
+        ax.set_xlabel("nats saved" if measure == LOSS else "points gained", fontsize=9)
     return figure
 
 
 def verdicts_markdown(study: Study) -> str:
-    """Claims and predictions with their verdicts, for a document."""
+    """Claims, and predictions for the tasks that were run, with their verdicts, for a document."""
     lines = ["| claim | verdict here | gains (loss: saved) |", "| --- | --- | --- |"]
     for i, outcome in enumerate(judge_claims(study), 1):
         lines.append(f"| {i}. {outcome.claim.title} | {outcome.words} | {outcome.numbers or NONE} |")
-    for found in predictions(study):
+    for found in (one for one in predictions(study) if one.task in study.tasks):
         item = found.evidence
         shown = f"with mixing − without: {item.gain_text}{beside(item)}"
         lines.append(f"| Table 4: {found.expected} gain on {task_title(found.task).lower()} | {item.words} | {shown} |")

@@ -100,7 +100,7 @@ class Row:
 
 def columns(study: Study) -> list[Column]:
     found = [Column(task, TITLES[task], 1, 1) for task in study.tasks]
-    if study.tasks:
+    if len(study.tasks) > 1:
         partial = "" if len(study.tasks) == len(paper.TASKS) else f" of {len(study.tasks)}"
         found.append(Column(AVERAGE, f"{TITLES[AVERAGE]}{partial}", 1, 1))
     if levels := thresholds(study):
@@ -197,7 +197,7 @@ def count_text(count: float) -> str:
 def show_table1(console: Console, study: Study) -> None:
     """The grid on the terminal, one half below the other; below each measured number the paper's."""
     rows, shown = grid(study), columns(study)
-    mad = len(study.tasks) + (1 if study.tasks else 0)
+    mad = sum(column.key in (*study.tasks, AVERAGE) for column in shown)
     for half in (range(mad), range(mad, len(shown))):
         if not half:
             continue
