@@ -9,7 +9,7 @@ from html import escape
 
 from hypermlp.report.estimates import Estimate, seeds_text
 
-LEFT, RIGHT, TOP, BOTTOM = 38, 104, 8, 34  # margins; the right one holds the names of the lines
+LEFT, RIGHT, TOP, BOTTOM = 38, 114, 8, 34  # margins; the right one holds the names of the lines
 COLOURS = 8  # of page.css
 LETTERS = 15  # of a name that fit beside the plot
 GAP = 10.5  # between names
