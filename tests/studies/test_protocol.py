@@ -20,6 +20,7 @@ from hypermlp.studies.protocol import (
     PACKAGED,
     VERSIONS,
     deviations,
+    differences,
     digest,
     enter,
     find_protocol,
@@ -116,14 +117,27 @@ def test_every_record_has_the_digest_and_changes_after_the_first_are_deviations(
     run(changed, out, path)
     ((version, lines),) = deviations(read_versions(out))
     assert version.records == 14
-    assert lines[0] == "seeds: 5 → 6"
-    assert '"level"' in lines[1]
+    assert lines == ["seeds: 5 → 6", 'comparisons 1.expect: "level" → "more"']
     assert registration_problems(out) == []  # said, and no secret
     (study,) = read_studies(out)
     assert judge_claims(study)[0].verdict == LEVEL
     page = write_report(out).read_text()
     assert "1 deviation from the protocol after the first record" in page
     assert "seeds: 5 → 6" in page
+
+
+def test_what_two_protocols_differ_in() -> None:
+    claim = {"title": "one", "expect": "more"}
+    old = {"contestants": ["S", "R", "gla"], "rates": [1, 2], "comparisons": [claim, {**claim, "title": "two"}]}
+    new = {"contestants": ["S", "gla", "mamba"], "rates": [2, 1], "comparisons": [claim], "seeds": 5}
+    assert differences(old, new) == [
+        'contestants: without "R"',
+        'contestants: with "mamba"',
+        "rates: [1, 2] → [2, 1]",
+        'comparisons: without {"title": "two", "expect": "more"}',
+        "seeds: nothing → 5",
+    ]
+    assert differences(old, old) == []
 
 
 def test_no_claim_is_supported_before_all_its_runs_are_there(tmp_path: Path, made_up: None) -> None:

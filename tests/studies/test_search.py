@@ -1,6 +1,7 @@
 """The search: halving, ties, ends of the grid, and that it needs nothing but the records to go on."""
 
 import math
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -306,6 +307,11 @@ def test_a_study_resumes_without_a_contestant_that_is_gone(tmp_path: Path, monke
     with Folder(tmp_path) as folder:
         (models,) = folder.plan["models"].values()
     assert set(models) == {"removed", "S", "R-p"}
+    plan = tmp_path / "plan.json"
+    plan.write_text(re.sub(r'("inner": )\d+', r"\g<1>400", plan.read_text()))  # as if it had been larger
+    assert run_here(study, tmp_path, monkeypatch, Here(), ("S", "R-p")) == records
+    with pytest.raises(ValueError, match=r"the largest model on .* is another than before, so S, R-p would have"):
+        run_here(study, tmp_path, monkeypatch, Here(), ("S", "R-p", "S-p"))
 
 
 def test_ranks_behind_a_name() -> None:

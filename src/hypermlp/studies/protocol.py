@@ -222,7 +222,16 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         parts = [*old, *(key for key in new if key not in old)]
         return [line for key in parts for line in differences(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))]
-    return [] if old == new else [f"{name}: {shown(old)} → {shown(new)}"]
+    if old == new:
+        return []
+    if isinstance(old, list) and isinstance(new, list):
+        if len(old) == len(new) and all(isinstance(item, dict) for item in (*old, *new)):
+            pairs = enumerate(zip(old, new, strict=True), 1)
+            return [line for i, (a, b) in pairs for line in differences(a, b, f"{name} {i}")]
+        removed, added = ([item for item in a if item not in b] for a, b in ((old, new), (new, old)))
+        if removed or added:
+            return [f"{name}: {what} {shown(item)}" for what, some in (("without", removed), ("with", added)) for item in some]
+    return [f"{name}: {shown(old)} → {shown(new)}"]
 
 
 def shown(value: Any) -> str:

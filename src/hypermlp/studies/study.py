@@ -169,19 +169,27 @@ class Study(ABC):
         return found
 
     def plan_contests(self, folder: Folder, mixers: Sequence[str]) -> list[Contest]:
-        """Write the plan into the folder, and match the models. Mixers that came before take part in the budget, unless they
-        are not to be had any more (removed, or somebody's own code that is not named now): their runs stay as they are."""
+        """Write the plan into the folder, and match the models. Mixers that came before take part in the budget.
+
+        Those that are gone (removed, or somebody's own code that is not named now) cannot; what they and the others have done
+        stays as it is.
+        """
         known: dict[str, Any] = folder.plan.get("models", {})
         known = {"": known} if self.flat else known
         mixers = mixers if self.search is None else [name for mixer in mixers for name in self.search.variants(mixer)]
         before = dict.fromkeys(name for models in known.values() for name in models)
-        contestants = list(dict.fromkeys([*filter(is_known, before), *mixers]))
+        there = [name for name in before if is_known(name)]
+        contestants = list(dict.fromkeys([*there, *mixers]))
         contests: list[Contest] = []
         models: dict[str, Any] = {}
         for key, setting in self.settings().items():
-            matched = self.match(setting, contestants)
+            matched, old = self.match(setting, contestants), known.get(key, {})
+            if len(there) < len(before) and all(name in old for name in mixers):  # who is gone may have been the largest
+                matched |= {
+                    name: dataclasses.replace(matched[name], inner=old[name]["inner"]) for name in old if name in matched
+                }
             models[key] = {name: {"inner": m.inner, "size": m.mixer.size} for name, m in matched.items()}
-            changed = [name for name, model in known.get(key, {}).items() if name in matched and model != models[key][name]]
+            changed = [name for name, model in old.items() if name in matched and model != models[key][name]]
             if changed and self.numbers().items() <= folder.plan.items():
                 raise ValueError(
                     f"with {', '.join(mixers)} the largest model{f' on {key}' if key else ''} is another than before, so "
