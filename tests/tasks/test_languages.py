@@ -1,9 +1,7 @@
-"""State tracking: the published tables, words and rows, and an oracle for each."""
+"""Formal languages: the published rows, and an oracle for each."""
 
 import dataclasses
 import hashlib
-import random
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -11,91 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.config import IGNORED
-from hypermlp.tasks.base import Rows
-from hypermlp.tasks.state import (
+from hypermlp.tasks.languages import (
     EQUALS,
-    GROUPS,
-    STATE,
+    LANGUAGES,
     ParitySetting,
-    WordSetting,
     arithmetic_answer,
     cycle_answer,
-    draw_words,
-    group_table,
     parity_answer,
     parity_row,
-    running_products,
-    word_setting,
 )
-
-LANGUAGES = ("parity", "modular-arithmetic", "cycle-navigation")
 
 
 def digest(values: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(values, dtype=np.int64).tobytes()).hexdigest()[:16]
-
-
-def test_tables_are_the_published_ones() -> None:
-    found = {name: digest(group_table(name)) for name in ("S3", "S5", "A5")}
-    assert found == {"S3": "bc3ff83846d7cc96", "S5": "1cc1b58c6d6c717e", "A5": "eda409cc773f0dd4"}
-
-
-@pytest.mark.parametrize("name", GROUPS)
-def test_tables_are_groups(name: str) -> None:
-    table = group_table(name)
-    numbers = np.arange(len(table))
-    assert len(table) == {"Z2": 2, "S3": 6, "S5": 120}.get(name, 60)
-    assert (table[0] == numbers).all()
-    assert (table[:, 0] == numbers).all()
-    assert (np.sort(table, axis=0) == numbers[:, None]).all()
-    assert (np.sort(table, axis=1) == numbers).all()
-    a, b, c = np.random.default_rng(0).integers(len(table), size=(3, 500))
-    assert (table[table[a, b], c] == table[a, table[b, c]]).all()
-    assert (table == table.T).all() == name.startswith("Z")
-
-
-def test_words_and_products_are_the_published_ones() -> None:
-    word = np.array([random.Random(0).choices(range(120), k=10)])
-    assert word[0].tolist() == [101, 90, 50, 31, 61, 48, 94, 36, 57, 70]
-    assert running_products(group_table("S5"), word)[0].tolist() == [101, 58, 108, 53, 119, 71, 26, 6, 33, 76]
-    assert draw_words("S5", 1, 10, 0).tolist() == word.tolist()
-
-
-def test_composing_permutations_solves_every_word() -> None:
-    task, setting = STATE["group-words"], WordSetting(num_test=30)
-    elements = list(permutations(range(3)))
-    for (rows,) in task.evaluation(setting, 0, "test").values():
-        assert (rows.inputs[:, 0] == 7).all()
-        assert (rows.targets[:, 0] == IGNORED).all()
-        for row, targets in zip(rows.inputs[:, 1:], rows.targets[:, 1:], strict=True):
-            state = (0, 1, 2)
-            for token, target in zip(row, targets, strict=True):
-                state = tuple(state[i] for i in elements[token])
-                assert elements[target] == state
-        assert (task.solve(setting, rows.inputs)[:, 1:] == rows.targets[:, 1:]).all()
-
-
-def test_words_are_trained_at_all_lengths_and_those_of_a_test_differ() -> None:
-    task, setting = STATE["group-words"], word_setting("A5", num_train=150, num_test=40)
-    groups = task.training(setting, 0, 0)
-    assert [g.inputs.shape for g in groups] == [(10, length + 1) for length in range(2, 17)]
-    parts = [
-        {row.tobytes() for row in task.evaluation(setting, 0, part)["as trained, 16"][0].inputs}
-        for part in ("validation", "test")
-    ]
-    assert len(parts[1]) == 40
-    assert not parts[0] & parts[1]
-    with pytest.raises(ValueError, match="vocab_size of 67"):
-        WordSetting(group="A5")
-    with pytest.raises(ValueError, match="different words"):
-        draw_words("Z2", 100, 3, 0)
-
-
-def test_the_curve_over_length_is_the_share_of_rows_right_so_far() -> None:
-    task = STATE["group-words"]
-    rows = Rows(np.zeros((4, 3), np.int64), np.array([[1, 1, 1], [1, 1, 2], [1, 2, 1], [2, 1, 1]]))
-    answers = task.score_guesses([rows], lambda rows: np.ones_like(rows.inputs))
-    assert task.curves(answers) == {"first t right": {"1": 0.75, "2": 0.5, "3": 0.25}}
 
 
 def test_parity_has_the_published_rows() -> None:
@@ -110,7 +36,7 @@ def test_parity_has_the_published_rows() -> None:
 
 def test_tests_of_parity_are_the_published_rows_beyond_40() -> None:
     """Published lengths are 40 to 256, drawn after the bits of a row."""
-    task, setting = STATE["parity"], ParitySetting(num_test=300)
+    task, setting = LANGUAGES["parity"], ParitySetting(num_test=300)
     published = [parity_row("test", number, 40, 256) for number in range(300)]
     kept = [tuple(row) for row in published if len(row) >= 40]
     assert len(kept) < 300, "some have 40 tokens"
@@ -120,7 +46,7 @@ def test_tests_of_parity_are_the_published_rows_beyond_40() -> None:
 
 
 def test_rows_longer_than_the_published_ones_have_slices_of_their_own() -> None:
-    task, setting = STATE["parity"], ParitySetting(num_test=200, tested=600)
+    task, setting = LANGUAGES["parity"], ParitySetting(num_test=200, tested=600)
     groups = task.evaluation(setting, 0, "test")["lengths 41-600"]
     lengths = {rows.inputs.shape[1] + 1: int(rows.facts["length"][0]) for rows in groups}
     assert max(lengths) > 512
@@ -140,7 +66,7 @@ def test_answers_of_the_languages() -> None:
 
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_rows_of_a_language_ask_once_at_their_end_and_are_longer_in_the_test(name: str) -> None:
-    task = STATE[name]
+    task = LANGUAGES[name]
     setting = dataclasses.replace(task.baseline, num_train=76, num_test=50)
     for groups in (task.training(setting, 0, 0), task.training(setting, 0, 1)):
         assert {g.inputs.shape[1] for g in groups} <= set(range(2, 40))
@@ -170,7 +96,7 @@ class Sure(nn.Module):
 
 
 def test_the_loss_that_chooses_rates_is_that_of_rows_as_trained() -> None:
-    task, setting = STATE["parity"], STATE["parity"].scale("laptop").settings[0]
+    task, setting = LANGUAGES["parity"], LANGUAGES["parity"].scale("laptop").settings[0]
     found = task.scores(Sure(), task.open(setting, 0).validation, 64, setting, slices=True)
     assert found["accuracy"] == 0
     assert found["loss"] == found["sets"]["lengths 3-16"]["loss"] < 1e-6
@@ -179,7 +105,7 @@ def test_the_loss_that_chooses_rates_is_that_of_rows_as_trained() -> None:
 
 def test_placed_rows_have_every_offset_and_the_same_answers() -> None:
     setting = ParitySetting(placed=True, tested=64, seq_len=64, num_train=380)
-    (rows,) = STATE["parity"].training(setting, 0, 0)
+    (rows,) = LANGUAGES["parity"].training(setting, 0, 0)
     assert rows.inputs.shape == (380, 64)
     offsets = set()
     for row, targets in zip(rows.inputs, rows.targets, strict=True):
