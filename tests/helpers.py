@@ -5,8 +5,10 @@ Letters: B batch, T rows, S slots, H heads, G routing heads, K key width, V valu
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,11 @@ SINGLE_PRECISION = ("native",)  # implementations that compute in float32 alone
 
 # Relative error, in the norm, that two orders of the same sums may differ by.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 4e-3}
+
+
+def digest(values: np.ndarray) -> str:
+    """Of whole numbers, whatever their type; the published ones have known digests."""
+    return hashlib.sha256(np.ascontiguousarray(values, dtype=np.int64).tobytes()).hexdigest()[:16]
 
 
 def name_of(impl: str, chunk: int | None) -> str:

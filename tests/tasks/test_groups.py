@@ -1,19 +1,15 @@
 """Words of groups: the published tables and words, and an oracle."""
 
-import hashlib
 import random
 from itertools import permutations
 
 import numpy as np
 import pytest
 
+from helpers import digest
 from hypermlp.config import IGNORED
 from hypermlp.tasks.base import Rows
 from hypermlp.tasks.groups import GROUP_WORDS, GROUPS, WordSetting, draw_words, group_table, running_products, word_setting
-
-
-def digest(values: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(values, dtype=np.int64).tobytes()).hexdigest()[:16]
 
 
 def test_tables_are_the_published_ones() -> None:

@@ -1,13 +1,13 @@
 """Formal languages: the published rows, and an oracle for each."""
 
 import dataclasses
-import hashlib
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers import digest
 from hypermlp.config import IGNORED
 from hypermlp.tasks.languages import (
     EQUALS,
@@ -18,10 +18,6 @@ from hypermlp.tasks.languages import (
     parity_answer,
     parity_row,
 )
-
-
-def digest(values: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(values, dtype=np.int64).tobytes()).hexdigest()[:16]
 
 
 def test_parity_has_the_published_rows() -> None:

@@ -1,16 +1,12 @@
 """Associative recall: zoology's rows, and what every row promises."""
 
 import dataclasses
-import hashlib
 
 import numpy as np
 import pytest
 
+from helpers import digest
 from hypermlp.tasks.mqar import MIXES, MQAR, MqarSetting, mqar_rows, segment_seeds
-
-
-def digest(values: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(values, dtype=np.int64).tobytes()).hexdigest()[:16]
 
 
 @pytest.mark.parametrize(
