@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from made_up import language, mad, write
 
-from hypermlp.report.evidence import RIVALS, evidence_markdown, picture, verdicts_markdown
+from hypermlp.report.evidence import RIVALS, evidence_markdown, longer_markdown, picture
 from hypermlp.report.folders import read_studies
 from hypermlp.report.study import Study
 from hypermlp.report.table1 import table1_markdown
@@ -34,15 +34,28 @@ def test_the_table_says_where_it_is_ahead_level_and_behind(study: Study) -> None
     ]
 
 
+def read_longer(folder: Path, scores: dict[str, float]) -> Study:
+    """Copying once more, with 6,000 steps."""
+    records = [mad(mixer, "selective-copying", score, seed) for mixer, score in scores.items() for seed in range(5)]
+    write(folder / "longer", records, {"steps": {"selective-copying": 6000}})
+    return next(found for found in read_studies(folder) if found.folders == ("longer",))
+
+
 def test_a_task_that_was_trained_longer_stands_behind_the_first_study_of_it(study: Study, tmp_path: Path) -> None:
-    records = [mad(mixer, "selective-copying", 90, seed) for mixer in ("G-cg-q-12o", "S-pc") for seed in range(5)]
-    write(tmp_path / "longer", records, {"steps": {"selective-copying": 6000}})
-    longer = next(found for found in read_studies(tmp_path) if found.folders == ("longer",))
+    longer = read_longer(tmp_path, {"G-cg-q-12o": 90, "S-pc": 90})
     rows = evidence_markdown(study, longer).splitlines()
     assert rows[-1] == "| Selective copying, 6,000 steps, % | 90.0 | 90.0 | level, 0.0 ± 0.0 | – | – |"
     assert len(picture(study, longer).axes) == 3
-    assert not any("Compression" in line for line in verdicts_markdown(longer).splitlines())
     assert "MAD average" not in table1_markdown(longer)
+
+
+def test_longer_runs_are_judged_alone_and_in_the_place_of_the_shorter(study: Study, tmp_path: Path) -> None:
+    longer = read_longer(tmp_path, {"G-cg-q-12o": 90, "S-pc": 95})
+    claim = "HyperGLU is ahead of softmax attention"
+    (line,) = [line for line in longer_markdown(study, longer).splitlines() if line.startswith(f"| {claim} |")]
+    assert line == (
+        f"| {claim} | contradicted: G-cg-q-12o − S-pc −5.0 ± 0.0 (paper +8.2) | contradicted | contradicted | −5.0 ± 0.0 |"
+    )
 
 
 def test_the_picture_has_every_gain(study: Study) -> None:

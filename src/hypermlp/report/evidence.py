@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.figure import Figure
 
@@ -22,7 +23,7 @@ from hypermlp.report.claims import (
 from hypermlp.report.estimates import NONE
 from hypermlp.report.markdown import markdown_table
 from hypermlp.report.predictions import predictions
-from hypermlp.report.study import CEILING, FLOOR, LOSS, Study, title_of
+from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study, title_of
 from hypermlp.report.style import new_figure
 from hypermlp.report.table1 import task_title
 
@@ -96,12 +97,28 @@ def picture(*studies: Study) -> Figure:
 
 
 def verdicts_markdown(study: Study) -> str:
-    """Claims, and predictions for the tasks that were run, with their verdicts, for a document."""
+    """Claims and predictions with their verdicts, for a document."""
     lines = ["| claim | verdict here | gains (loss: saved) |", "| --- | --- | --- |"]
     for i, outcome in enumerate(judge_claims(study), 1):
         lines.append(f"| {i}. {outcome.claim.title} | {outcome.words} | {outcome.numbers or NONE} |")
-    for found in (one for one in predictions(study) if one.task in study.tasks):
+    for found in predictions(study):
         item = found.evidence
         shown = f"with mixing − without: {item.gain_text}{beside(item)}"
         lines.append(f"| Table 4: {found.expected} gain on {task_title(found.task).lower()} | {item.words} | {shown} |")
+    return "\n".join(lines)
+
+
+def longer_markdown(study: Study, longer: Study) -> str:
+    """What a later study with longer runs says on each claim, and what becomes of the claim with those runs in their place."""
+    both = replace(study, mad=[*(record for record in study.mad if record["task"] not in longer.tasks), *longer.mad])
+    before, after = ({outcome.claim.title: outcome for outcome in judge_claims(one)} for one in (study, both))
+    lines = [
+        "| claim | longer runs alone | as registered | with longer runs | gain of the MAD average with them |",
+        "|" + " --- |" * 5,
+    ]
+    for outcome in judge_claims(longer):
+        title, own = outcome.claim.title, [f"{i.better} − {i.worse} {i.gain_text}{beside(i)}" for i in outcome.judged]
+        averages = [item.gain_text for item in after[title].evidence if item.measure == AVERAGE]
+        cells = [title, f"{outcome.words}: {', '.join(own) or NONE}", before[title].words, after[title].words]
+        lines.append("| " + " | ".join([*cells, ", ".join(averages) or NONE]) + " |")
     return "\n".join(lines)
