@@ -28,9 +28,11 @@ def main() -> None:
     path.write_text(re.sub(r"^As a whole GPT-2 .*$", lambda found: made["summary"], path.read_text(), flags=re.M))
 
     (registered,) = read_studies(ROOT / "results" / "table1")
-    save(evidence.picture(registered), DOCS / "evidence.png")
-    write(path, {"evidence": evidence.evidence_markdown(registered)})
+    (longer,) = read_studies(ROOT / "results" / "compression")
+    save(evidence.picture(registered, longer), DOCS / "evidence.png")
+    write(path, {"evidence": evidence.evidence_markdown(registered, longer)})
     blocks = {"table": table1_markdown(registered), "verdicts": evidence.verdicts_markdown(registered)}
+    blocks |= {"compression": table1_markdown(longer), "compression verdicts": evidence.longer_markdown(registered, longer)}
     write(DOCS / "reproduction.md", blocks)
 
     studies = read_studies(ROOT / "results" / "tasks")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypermlp.experiments.configs import RATES
 from hypermlp.report.bench_tables import decode_markdown, layer_markdown, mixers_markdown, model_markdown, steps_markdown
-from hypermlp.report.evidence import evidence_markdown, verdicts_markdown
+from hypermlp.report.evidence import evidence_markdown, longer_markdown, verdicts_markdown
 from hypermlp.report.folders import read_studies
 from hypermlp.report.markdown import fill
 from hypermlp.report.table1 import rate_losses, rates_markdown, table1_markdown, training_markdown
@@ -91,12 +91,14 @@ def test_the_learning_rates_are_the_best_of_those_tried() -> None:
     assert {record["mixer"]: record["lr"] for record in final.language} == RATES["tiny"]
 
 
-def test_the_evidence_is_that_of_the_registered_study() -> None:
-    (study,) = read_studies(ROOT / "results" / "table1")
+def test_the_evidence_is_that_of_the_registered_studies() -> None:
+    (study,), (longer,) = (read_studies(ROOT / "results" / name) for name in ("table1", "compression"))
     blocks = {"table": table1_markdown(study), "verdicts": verdicts_markdown(study)}
+    blocks |= {"compression": table1_markdown(longer), "compression verdicts": longer_markdown(study, longer)}
     document = (ROOT / "docs" / "reproduction.md").read_text()
     assert fill(document, blocks) == document, "python docs/make_results.py writes the tables anew"
-    assert fill(README, {"evidence": evidence_markdown(study)}) == README, "python docs/make_results.py writes the table anew"
+    table = evidence_markdown(study, longer)
+    assert fill(README, {"evidence": table}) == README, "python docs/make_results.py writes the table anew"
 
 
 def test_the_authors_quick_start_runs_verbatim() -> None:
