@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -77,21 +78,25 @@ def mean_text(study: Study, mixer: str, item: Evidence) -> str:
 def picture(*studies: Study) -> Figure:
     """A panel per measure, a line per rival: HyperGLU's gain with its interval; grey: too small to matter."""
     shown = measures(studies)
-    figure, axes = new_figure(len(shown), width=1.6 + 1.75 * len(shown), height=2.6)
-    for ax, (study, measure, name) in zip(axes, shown, strict=True):
+    columns = min(len(shown), 4)
+    rows = math.ceil(len(shown) / columns)
+    figure, axes = new_figure(columns, rows, width=1.6 + 1.9 * columns, height=2.5 * rows)
+    for ax in axes[len(shown) :]:
+        ax.remove()
+    for place, (ax, (study, measure, name)) in enumerate(zip(axes, shown, strict=False)):
         small = margin(measure, study.terms)
         ax.axvspan(-small, small, color="0.9", zorder=0)
         ax.axvline(0, color="0.5", linewidth=1, zorder=1)
-        for place, rival in enumerate(RIVALS):
+        for line, rival in enumerate(RIVALS):
             item = standing(study, rival, measure)
             if item.gain is not None:
                 colour = COLOURS.get(item.status, "0.35")
                 if item.gain.seeds > 1:
-                    ax.plot(item.gain.ends(study.terms.interval), (place, place), color=colour, linewidth=2)
-                ax.plot(item.gain.mean, place, "o", color=colour, markersize=5)
-        ax.set_yticks(range(len(RIVALS)), [title_of(rival) or rival for rival in RIVALS] if ax is axes[0] else [])
+                    ax.plot(item.gain.ends(study.terms.interval), (line, line), color=colour, linewidth=2)
+                ax.plot(item.gain.mean, line, "o", color=colour, markersize=5)
+        ax.set_yticks(range(len(RIVALS)), [] if place % columns else [title_of(rival) or rival for rival in RIVALS])
         ax.set_ylim(len(RIVALS) - 0.5, -0.5)
-        ax.set_title(name.replace(", ", "\n"), fontsize=10)
+        ax.set_title(name, fontsize=10)
         ax.set_xlabel("nats saved" if measure == LOSS else "points gained", fontsize=9)
     return figure
 
