@@ -12,6 +12,7 @@ import pytest
 from hypermlp.report.claims import LEVEL, SUPPORTED, UNFINISHED, judge_claims
 from hypermlp.report.folders import read_studies
 from hypermlp.report.page import write_report
+from hypermlp.report.predictions import predictions
 from hypermlp.studies import engine
 from hypermlp.studies.cost import Cost, measure_costs
 from hypermlp.studies.mad import TaskStudy
@@ -107,7 +108,9 @@ def test_every_record_has_the_digest_and_changes_after_the_first_are_deviations(
     assert study.terms.interval == "bootstrap"
     (claim,) = judge_claims(study)
     assert claim.verdict == SUPPORTED
+    assert [item.task for item in predictions(study)] == ["memorization"]
     page = write_report(out).read_text()
+    assert "Best at memorisation within the budget" in page
     assert "Nothing was changed after the first record." in page
     assert digest(TEXT) in page
 

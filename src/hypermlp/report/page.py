@@ -180,7 +180,9 @@ def outcome(study: Study) -> str:
         sentences.append("No run has a score of every task yet.")
     claims, predicted = ([item.verdict for item in items] for items in (judge_claims(study), predictions(study)))
     whose = "claims of the paper" if study.protocol is None else "registered claims"
-    sentences.append(f"Of {len(claims)} {whose}, {tally(claims)}; of the paper's six predictions, {tally(predicted)}.")
+    sentences.append(f"Of {len(claims)} {whose}, {tally(claims)}.")
+    if predicted:
+        sentences.append(f"Of {plural(len(predicted), 'prediction')} of the paper's Table 4, {tally(predicted)}.")
     cells = [cell for row in grid(study) for cell in row.cells if cell.column.key in study.tasks]
     levels = [abs(c.measured.mean - c.paper) for c in cells if c.measured is not None and c.paper is not None]
     if levels and not caveat(study):
@@ -195,7 +197,8 @@ def ranking(study: Study, measure: str) -> list[str]:
     if not scores:
         return []
     best = sorted(scores, key=lambda name: -sign * scores[name].mean)[:3]
-    what = "Lowest loss" if measure == LOSS else "Best MAD average"
+    average = f"Best at {task_title(study.tasks[0]).lower()}" if len(study.tasks) == 1 else "Best MAD average"
+    what = "Lowest loss" if measure == LOSS else average
     listed = ", ".join(f"{name} ({interval(scores[name], digits)})" for name in best)
     return [f"{what} within the budget: {listed}."]
 

@@ -56,13 +56,13 @@ class Prediction:
 
 
 def predictions(study: Study) -> list[Prediction]:
-    """Table 4, task by task."""
-    gains = {task: mixing_gains(study, task) for task in paper.TABLE4}
+    """Table 4, task by task; of a registered study, its tasks."""
+    gains = {task: mixing_gains(study, task) for task in paper.TABLE4 if study.protocol is None or task in study.due}
     low = [gain.mean for task, (gain, _) in gains.items() if gain is not None and paper.TABLE4[task] == "low"]
     labels = [label for pair in MIXING for label in pair]
     found = []
-    for task, expected in paper.TABLE4.items():
-        gain, in_paper = gains[task]
+    for task, (gain, in_paper) in gains.items():
+        expected = paper.TABLE4[task]
         bound = study.bound(labels, task) if task in study.tasks else ""
         status = (
             judge_low(gain, task, study.terms, bound) if expected == "low" else judge_high(gain, task, study.terms, bound, low)
