@@ -136,16 +136,20 @@ def record_launches(arch: int, dtype: str) -> list[Launch]:
 
     from hypermlp.ops.registered import Inputs
     from hypermlp.ops.triton import gradients, launch, stepping
+    from hypermlp.ops.triton.device import Device, Limits, replaced
     from hypermlp.ops.types import Spec
 
     found: dict[str, Launch] = {}
 
-    def record(kernel: Any, grid: Any, used: Any, arguments: Any, constants: Any) -> None:
-        name = kernel.__name__ if used.kernel == "decode" else used.kernel
-        if name not in found:
-            found[name] = describe(name, kernel, grid, used, arguments, constants)
+    class Recorder(Device):
+        def limits(self, device: str) -> Limits:
+            return Limits(arch, 1, 64 << 20)
 
-    launch.start, launch.architecture = record, lambda device: arch  # type: ignore[assignment, attr-defined]
+        def start(self, kernel: Any, grid: Any, arguments: Any, constants: Any, used: Any) -> None:
+            name = kernel.__name__ if used.kernel == "decode" else used.kernel
+            if name not in found:
+                found[name] = describe(name, kernel, grid, used, arguments, constants)
+
     kind = getattr(torch, dtype)
     H, L = HEADS, TOKENS
 
@@ -162,9 +166,10 @@ def record_launches(arch: int, dtype: str) -> list[Launch]:
 
     spec = Spec(kind="glu", norm="out_scale", aligner="offset", causal=True, block_size=L, eps=1e-12)
     step = inputs(L)
-    made = launch.forward(step, spec, None)
-    gradients.backward(torch.zeros_like(made[0]), *made, step, spec, None)
-    stepping.decode(inputs(1), spec)
+    with replaced(Recorder()):
+        made = launch.forward(step, spec, None)
+        gradients.backward(torch.zeros_like(made[0]), *made, step, spec, None)
+        stepping.decode(inputs(1), spec)
     return list(found.values())
 
 

@@ -30,7 +30,7 @@ def bench_kernels(
     """
     from hypermlp.bench.kernels import SHARED_LIMIT, TYPES
     from hypermlp.checks import choose_from
-    from hypermlp.ops.triton.settings import CURE, installed
+    from hypermlp.ops.triton.device import CURE, installed
 
     types = [name.strip() for name in dtype.split(",")]
     for name in types:
@@ -73,14 +73,15 @@ def bench_tune(
 ) -> None:
     """On a machine with a GPU: try tile sizes of the kernels and keep the fastest for this architecture. Minutes."""
     from hypermlp.bench import gpu
-    from hypermlp.ops.triton.tiles import architecture, tuned_path
+    from hypermlp.ops.triton.device import gpu_limits
+    from hypermlp.ops.triton.tiles import tuned_path
 
     gpu.need_gpu("bench tune")
     console = new_console()
     with status(console, "tuning") as tell:
         best = gpu.tune(tell=tell)
     path = out or tuned_path()
-    write_json(path, {"provenance": provenance(), "tiles": {str(architecture("cuda")): {"bfloat16": best}}})
+    write_json(path, {"provenance": provenance(), "tiles": {str(gpu_limits("cuda").architecture): {"bfloat16": best}}})
     say(console, f"Table: {path}; new processes use it")
 
 

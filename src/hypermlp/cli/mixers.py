@@ -18,7 +18,7 @@ def info() -> None:
 
     from hypermlp.ops import choose
     from hypermlp.ops.native import cache_folder
-    from hypermlp.ops.triton.settings import would_use
+    from hypermlp.ops.triton.device import would_use
     from hypermlp.provenance import machine
 
     console = new_console()

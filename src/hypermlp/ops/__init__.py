@@ -36,9 +36,9 @@ def choose(impl: str = "auto", device: str = "cpu", dtype: str = "float32", alig
         choose_from("HYPERMLP_IMPL", impl, get_args(Impl))
     if impl in ("dense", "chunked"):
         return Choice(impl, why)
-    if impl == "triton" or (impl == "auto" and device == "cuda"):
+    if impl == "triton" or (impl == "auto" and device.startswith("cuda")):
         obstacle = triton.obstacle(device, dtype, aligner)
-        return Choice("chunked", obstacle) if obstacle else Choice("triton", triton.reason(dtype))
+        return Choice("chunked", obstacle) if obstacle else Choice("triton", triton.reason(device, dtype))
     obstacle = native_obstacle(device, dtype, aligner)
     return Choice("chunked", obstacle) if obstacle else Choice("native", f"CPU, {dtype}, {library().reason}")
 
@@ -46,7 +46,7 @@ def choose(impl: str = "auto", device: str = "cpu", dtype: str = "float32", alig
 def native_obstacle(device: str, dtype: str, aligner: str) -> str | None:
     """Why the native kernel cannot compute this; None if it can."""
     if device != "cpu":
-        return f"on {device}: the native kernel is for the CPU"
+        return f"on {device.partition(':')[0]}: the native kernel is for the CPU"
     if dtype not in ("float32", "bfloat16", "float16"):
         return f"for {dtype}: the native kernel computes in float32"
     if aligner != "offset":
@@ -84,7 +84,7 @@ _resolve._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def resolve(impl: str, x: Tensor, aligner: Aligner = "offset") -> str:
     """The implementation for inputs like x: "dense", "chunked", "native" or "triton"; an automatic choice is reported once."""
-    return _resolve(impl, x.device.type, str(x.dtype).removeprefix("torch."), aligner)
+    return _resolve(impl, str(x.device), str(x.dtype).removeprefix("torch."), aligner)
 
 
 def mix(

@@ -12,7 +12,7 @@ from helpers import assert_same, make_layer, make_problem, randn, run_layer
 from hypermlp import ops
 from hypermlp.ops import pointwise
 from hypermlp.ops.registered import Inputs, flatten_mixing
-from hypermlp.ops.triton import blocks, gradients, launch, operator, settings, stepping
+from hypermlp.ops.triton import blocks, device, gradients, launch, operator, stepping
 from interpreter import patched_once, rms, run
 
 pytestmark = pytest.mark.usefixtures("poisoned", "quick")
@@ -167,13 +167,13 @@ def test_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CUDA" in ops.choose("triton", "cpu", "bfloat16").reason
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 9))
-    assert ops.choose("auto", "cuda", "bfloat16") == ("triton", f"CUDA sm_89, bfloat16, triton {settings.installed()}")
+    assert ops.choose("auto", "cuda", "bfloat16") == ("triton", f"CUDA sm_89, bfloat16, triton {device.installed()}")
     assert "TF32" in ops.choose("auto", "cuda", "float32").reason
-    monkeypatch.setattr(settings, "tf32_allowed", lambda: True)
+    monkeypatch.setattr(device, "tf32_allowed", lambda: True)
     assert ops.choose("auto", "cuda", "float32").impl == "triton"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
     assert "8.0" in ops.choose("auto", "cuda", "float16").reason
-    monkeypatch.setattr(settings, "installed", lambda: None)
+    monkeypatch.setattr(device, "installed", lambda: None)
     assert "hypermlp[gpu]" in ops.choose("auto", "cuda", "bfloat16").reason
 
 

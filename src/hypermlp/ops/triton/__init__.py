@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hypermlp.ops.triton.settings import obstacle, reason
+from hypermlp.ops.triton.device import obstacle, reason
 from hypermlp.ops.types import Mixing, Spec
 
 __all__ = ["mix", "obstacle", "reason"]

@@ -78,8 +78,7 @@ def backward_dw(
     if NV > 2:
         x2 = load_rows(db, t, rows, H * V, V, 2 * BV, BV)
     memory = to_dw + h.to(tl.int64) * cells + scratch_block(entry, M)
-    d1 = tl.zeros([M, N], DT)
-    d2 = d1
+    d1, d2 = tl.zeros([M, N], DT), tl.zeros([M, N], DT)
     g = tl.zeros([M, RP2], tl.float32)
     for n in range(0, Q + LATE):
         c = at + 1 - (Q - n) * N + j
@@ -134,8 +133,8 @@ def backward_h(
     block = scratch_block(entry, M)
     own = h.to(tl.int64) * cells
     scale = (h + H).to(tl.int64) * cells
-    g1 = tl.zeros([M, N], CARRY)
-    g2, c1, c2 = g1, g1, g1
+    g1, g2 = tl.zeros([M, N], CARRY), tl.zeros([M, N], CARRY)
+    c1, c2 = tl.zeros([M, N], CARRY), tl.zeros([M, N], CARRY)
     gg, gt = tl.zeros([M, RP1], tl.float32), tl.zeros([M, RP1], tl.float32)
     for n in range(0, Q + LATE):
         zg, zs = both_scores(qg1, qg2, qs1, qs2, kg, ks, at + 1 - (Q - n) * N + j, S, k_t, K, K1, K2, GLU, PREC)

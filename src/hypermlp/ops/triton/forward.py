@@ -104,8 +104,8 @@ def forward_u(
     ks = kg + H * K
     Ag, As = A1 + h * L * R, A1 + (h + H) * L * R
     ug, us = tl.zeros([M, RP], tl.float32), tl.zeros([M, RP], tl.float32)
-    g1 = tl.zeros([M, N], CARRY)
-    g2, s1, s2 = g1, g1, g1
+    g1, g2 = tl.zeros([M, N], CARRY), tl.zeros([M, N], CARRY)
+    s1, s2 = tl.zeros([M, N], CARRY), tl.zeros([M, N], CARRY)
     for n in range(0, Q + LATE):
         zg, zs = both_scores(qg1, qg2, qs1, qs2, kg, ks, at + 1 - (Q - n) * N + j, S, k_t, K, K1, K2, GLU, PREC)
         zg, zs, g1, g2, s1, s2 = to_lags(zg, zs, g1, g2, s1, s2, M, N, GLU, PACK)
@@ -153,8 +153,8 @@ def forward_w(
     row = b * T * H + h  # of per-row vectors
     if READ and MIX2:
         ys = controlled(y2 + row * R2, s2 + row * R2, t, rows, H * R2, R2, RP2, DT)
-    g1 = tl.zeros([M, N], CARRY)
-    g2, c1, c2 = g1, g1, g1
+    g1, g2 = tl.zeros([M, N], CARRY), tl.zeros([M, N], CARRY)
+    c1, c2 = tl.zeros([M, N], CARRY), tl.zeros([M, N], CARRY)
     square = tl.zeros([M], tl.float32)
     y = tl.zeros([M, RP2], tl.float32)
     memory = to_w + h.to(tl.int64) * cells + scratch_block(entry, M)

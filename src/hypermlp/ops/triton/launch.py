@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hypermlp.ops.registered import Inputs
+from hypermlp.ops.triton import device
 from hypermlp.ops.triton import forward as kernels
 from hypermlp.ops.triton.blocks import Ints, Plan, chunk_rows, row_table, span_list
 from hypermlp.ops.triton.products import row_product
-from hypermlp.ops.triton.settings import interpreted
-from hypermlp.ops.triton.tiles import Tile, architecture, tile
+from hypermlp.ops.triton.tiles import Tile, tile
 from hypermlp.ops.types import Spec
 
 WIDEST = 128  # columns of V in one accumulator
@@ -65,7 +64,7 @@ class Prepared(NamedTuple):
         return self.inputs.spans is None
 
     def tile(self, kernel: str) -> Tile:
-        return tile(kernel, architecture(self.device), str(self.q.dtype).removeprefix("torch."))
+        return tile(kernel, device.current.limits(self.device).architecture, str(self.q.dtype).removeprefix("torch."))
 
     def plan(self, used: Tile) -> Plan:
         return Plan(self.spans.tobytes(), self.spec.block_size, used.M, used.N, self.device)
@@ -114,25 +113,18 @@ def prepare(inputs: Inputs, spec: Spec, keep_type: bool = False) -> Prepared:
     return Prepared(inputs, spec, q, k, v, *mixing(*inputs[3:7]), *mixing(*inputs[7:11]), spans)
 
 
-def start(kernel: Any, grid: tuple[int, ...], used: Tile, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
-    kernel[grid](*arguments, **constants, num_warps=used.warps, num_stages=used.stages)
-
-
 def run(kernel: Any, grid: tuple[int, ...], used: Tile, call: Prepared, *arguments: Any, **constants: Any) -> None:
     """Launch a kernel with the constants it takes; nothing where there is nothing to do."""
     if 0 in grid:
         return
     known = {**call.shape(), "M": used.M, "N": used.N, **constants}
     chosen = {name: known[name] for name in kernel.arg_names[len(arguments) :]}
-    start(kernel, grid, used, arguments, chosen)
+    device.current.start(kernel, grid, arguments, chosen, used)
 
 
-@functools.cache
-def scratch_bytes(device: str) -> int:
+def scratch_bytes(where: str) -> int:
     """The scratch of a chunk of rows: half of the L2 cache, so that the next kernel finds there what one has written."""
-    if interpreted() or not torch.cuda.is_available():
-        return SCRATCH
-    return max(SCRATCH, torch.cuda.get_device_properties(device).L2_cache_size // 2)
+    return max(SCRATCH, device.current.limits(where).cache_bytes // 2)
 
 
 def product(kernel: Any, name: str, grid: tuple[int, ...], call: Prepared, *arguments: Any, **constants: Any) -> None:

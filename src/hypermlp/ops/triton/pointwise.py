@@ -7,13 +7,16 @@ added in a fixed order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from hypermlp.ops.triton import device
 from hypermlp.ops.triton.skew import cast
+from hypermlp.ops.triton.tiles import Tile
 
 ROWS, COLUMNS = 32, 64  # of a tile of the sequence
 LONG_ROWS = 128  # rows that one partial sum of the taps' gradients covers
@@ -165,6 +168,11 @@ def cover(size: int, tile: int) -> int:
     return -(-size // tile)
 
 
+def start(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    used = Tile(constants.get("M", 1), constants["N"], 4, 1, kernel.__name__)
+    device.current.start(kernel, grid, arguments, constants, used)
+
+
 def convs_forward(x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None) -> tuple[Tensor, Tensor]:
     (B, T, C), W = x.shape, wk.shape[1]
     dtype = torch.promote_types(x.dtype, wk.dtype)
@@ -175,7 +183,7 @@ def convs_forward(x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, hi
     grid = (cover(T, ROWS), cover(C, COLUMNS), B)
     if x.numel():
         constants = {"W": W, "POSITION": position is not None, "HISTORY": history is not None, "M": ROWS, "N": COLUMNS}
-        convs_forward_kernel[grid](x, wk, wv, place, before, yk, yv, T, C, p_b, **constants)
+        start(convs_forward_kernel, grid, x, wk, wv, place, before, yk, yv, T, C, p_b, **constants)
     return yk, yv
 
 
@@ -200,7 +208,7 @@ def convs_backward(
     if x.numel():
         constants = {"W": W, "POSITION": position is not None, "M": ROWS, "N": COLUMNS, "STEPS": steps}
         tensors = (d_yk, d_yv, x, wk.contiguous(), wv.contiguous(), place, d_x, shares)
-        convs_backward_kernel[grid](*tensors, T, C, p_b, **constants)
+        start(convs_backward_kernel, grid, *tensors, T, C, p_b, **constants)
     d_w = shares.sum(0)
     return d_x, d_w[0].T.to(wk.dtype).contiguous(), d_w[1].T.to(wv.dtype).contiguous()
 
@@ -209,14 +217,14 @@ def gate_forward(x: Tensor, g: Tensor) -> Tensor:
     x, g = x.contiguous(), g.contiguous()
     y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, g.dtype))
     if x.numel():
-        gate_forward_kernel[(cover(x.numel(), FLAT),)](x, g, y, x.numel(), N=FLAT)
+        start(gate_forward_kernel, (cover(x.numel(), FLAT),), x, g, y, x.numel(), N=FLAT)
     return y
 
 
 def gate_backward(d_y: Tensor, x: Tensor, g: Tensor, d_x: Tensor, d_g: Tensor) -> None:
     d_y, x, g = d_y.contiguous(), x.contiguous(), g.contiguous()
     if x.numel():
-        gate_backward_kernel[(cover(x.numel(), FLAT),)](d_y, x, g, d_x, d_g, x.numel(), N=FLAT)
+        start(gate_backward_kernel, (cover(x.numel(), FLAT),), d_y, x, g, d_x, d_g, x.numel(), N=FLAT)
 
 
 def gates_forward(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,7 +233,7 @@ def gates_forward(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tens
     q, s1, s2 = (y.new_empty(*y.shape[:2], width) for width in (Q, S1, S2))
     if y.numel():
         grid = (cover(rows, ROWS), cover(Q + S1 + S2, COLUMNS))
-        gates_forward_kernel[grid](y, q, s1, s2, rows, Q, S1, S2, M=ROWS, N=COLUMNS)
+        start(gates_forward_kernel, grid, y, q, s1, s2, rows, Q, S1, S2, M=ROWS, N=COLUMNS)
     return q, s1, s2
 
 
@@ -235,4 +243,4 @@ def gates_backward(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: Se
     if y.numel():
         grid = (cover(rows, ROWS), cover(Q + S1 + S2, COLUMNS))
         tensors = (d_q.contiguous(), d_s1.contiguous(), d_s2.contiguous(), y, d_y)
-        gates_backward_kernel[grid](*tensors, rows, Q, S1, S2, M=ROWS, N=COLUMNS)
+        start(gates_backward_kernel, grid, *tensors, rows, Q, S1, S2, M=ROWS, N=COLUMNS)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hypermlp.ops.triton.settings import interpreted
+from hypermlp.ops.triton.device import interpreted
 
 INTERPRET = tl.constexpr(interpreted())
 

@@ -11,10 +11,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from hypermlp.ops.native.build import cache_folder
-from hypermlp.ops.triton.settings import interpreted
+from hypermlp.ops.triton.device import interpreted
 
 SHIPPED = Path(__file__).with_name("tiles.json")
 INTERPRETED = (16, 16, 4, 1)
@@ -52,12 +50,3 @@ def tables() -> dict[str, Any]:
             for dtype, kernels in types.items():
                 found.setdefault(arch, {}).setdefault(dtype, {}).update(kernels)
     return found
-
-
-@functools.cache
-def architecture(device: str) -> int:
-    """Compute capability of a CUDA device as one number; 0 under the interpreter."""
-    if interpreted() or not torch.cuda.is_available():
-        return 0
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
