@@ -12,8 +12,10 @@ from helpers import assert_same, make_layer, make_problem, randn, run_layer
 from hypermlp import ops
 from hypermlp.ops import pointwise
 from hypermlp.ops.registered import Inputs, flatten_mixing
-from hypermlp.ops.triton import blocks, device, gradients, launch, operator, stepping
+from hypermlp.ops.triton import blocks, device, gradients, launch, operator, stepping, work
 from interpreter import patched_once, rms, run
+
+SPANS = [[0, 0, 5, 0, 5], [0, 5, 6, 5, 6], [0, 6, 38, 6, 38]]  # [batch entry, row begin, row end, slot begin, slot end]
 
 pytestmark = pytest.mark.usefixtures("poisoned", "quick")
 
@@ -119,6 +121,24 @@ def test_compile_and_autocast() -> None:
         assert rms(layer(x).detach(), layer(x.double().float(), impl="dense").detach()) < 2e-2
 
 
+class Sized(device.Device):
+    """Triton's interpreter with the sizes of a larger device."""
+
+    def __init__(self, processors: int, cache_bytes: int) -> None:
+        self.sizes = device.Limits(0, processors, cache_bytes)
+
+    def limits(self, device: str) -> object:
+        return self.sizes
+
+
+@pytest.fixture
+def small_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scratches may be as small as a device's cache asks for, and a split one tile."""
+    monkeypatch.setattr(work, "LEAST_SCRATCH", 1)
+    monkeypatch.setattr(work, "LEAST_TILES", 1)
+
+
+@pytest.mark.usefixtures("small_scratch")
 def test_the_scratch_is_bounded_and_its_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """In chunks the gradients of slots are added up in float32; the scratch is never more than was asked for, or one block."""
     problem = make_problem(40, L=40, B=1, H=1).to(torch.float32)
@@ -133,12 +153,45 @@ def test_the_scratch_is_bounded_and_its_chunks_change_nothing(monkeypatch: pytes
 
     monkeypatch.setattr(gradients.Scratch, "__init__", counted)
     limit = 7 * 4 * (16 * (32 + 16) + 16 * (16 + 16) + 2 * blocks.MARGIN)  # two of three row blocks
-    for module in (launch, gradients):
-        monkeypatch.setattr(module, "scratch_bytes", lambda device: limit)
-    parts = run(problem, "triton", d_o)
+    with device.replaced(Sized(1, 2 * limit)):
+        parts = run(problem, "triton", d_o)
     assert sizes[-1] <= limit
     for name, value in parts.items():
         assert rms(value, whole[name]) < 5e-7, name
+
+
+@pytest.mark.usefixtures("small_scratch")
+@pytest.mark.parametrize("options", [{}, {"op2": False}, {"op1": False, "norm": "none"}, {"kind": "relu", "spans": SPANS}])
+@pytest.mark.parametrize("processors, cache", [(100, 1 << 20), (8, 1 << 12)], ids=["split", "split, few heads at once"])
+def test_splits_and_sections_change_nothing(options: dict, processors: int, cache: int) -> None:
+    """Slots of a row block split among programs, heads computed one after another: the same numbers."""
+    spans = {"spans": torch.tensor(options["spans"])} if "spans" in options else {}
+    problem = make_problem(40, L=33, B=1, H=3, **{**options, **spans}).to(torch.float32)
+    d_o = randn(1, 40, 3, 4, seed=99, dtype=torch.float32)
+    whole = run(problem, "triton", d_o)
+    with device.replaced(Sized(processors, cache)):
+        parts = run(problem, "triton", d_o)
+    for name, value in parts.items():
+        assert rms(value, whole[name]) < 2e-6, name
+
+
+def test_how_work_is_cut() -> None:
+    """Programs enough for every processor wherever there are tiles enough; else a scratch of half the cache."""
+    limits = device.Limits(89, 142, 96 << 20)
+
+    def cut(batch: int, T: int, heads: int) -> tuple[work.Room, list[blocks.Chunk]]:
+        spans = np.array([[b, 0, T, 0, T] for b in range(batch)])
+        plan = blocks.Plan(spans.tobytes(), T, 64, 32, "cpu")
+        held = work.room(limits, plan, heads, 14)
+        return held, blocks.chunk_rows(plan, held.cells, 64, 64)[0]
+
+    for batch, T, heads in ((8, 1024, 2), (1, 4096, 2), (1, 16384, 2), (1, 16384, 16)):
+        held, chunks = cut(batch, T, heads)
+        assert held.heads * held.cells * 14 <= 64 << 20
+        for part in chunks[: len(chunks) // 2]:
+            per, splits = work.split(limits, part, held.heads)
+            assert part.blocks * held.heads * splits >= work.fill(limits) * 0.8, (batch, T, heads)
+            assert per * splits >= part.most_tiles
 
 
 @pytest.mark.parametrize("T", [1024, 8192])
@@ -147,7 +200,7 @@ def test_the_scratch_does_not_grow_with_the_square(T: int) -> None:
     cells = 1 << 20
     chunks, shared = blocks.chunk_rows(blocks.Plan(spans.tobytes(), T, 64, 32, "cpu"), cells, 64, 64)
     assert max(c.cells for c in chunks) <= cells + 2 * blocks.MARGIN
-    assert sum(len(c.rows) for c in chunks) == 2 * T // 64
+    assert sum(c.blocks for c in chunks) == 2 * T // 64
     assert shared == (T == 8192)
 
 

@@ -3,13 +3,15 @@
     backward_rows        dõ = do / ρ and dn = −(dõ·o) / ρ, per row
     backward_dw          dw = dõ vᵀ and g2 = dw A2; writes dw
     backward_h           z, h and a again; da, dh, w; g1 = dh B1; writes z, dh, a and w
+    backward_control     after each of these two: shares of g added up, ds = g ⊙ (y A) and g ⊙ s
     backward_parameters  of y ↦ y ⊙ D + ((y A) ⊙ s) Bᵀ: dA = yᵀ(g ⊙ s), dB = dyᵀ(y A ⊙ s), dD = Σ y ⊙ dy
     backward_dz          dz = dh R1ᵀ; writes dz over z
     products             dq = dz k, dk = dzᵀ q, dv = wᵀ dõ
 
-The scratch of a row block is M rows. In lag order a lag has the same column in every row; row i stored i + 1 columns further
-right is time order, which w and dz are in for the products, and no kernel turns anything back. Parameter gradients belong to
-one program each, which adds up rows in a fixed order: no atomics, the same bits in every run.
+Grids as in forward.py: (row blocks, heads, splits). The scratch of a row block is M rows. In lag order a lag has the same
+column in every row; row i stored i + 1 columns further right is time order, which w and dz are in for the products, and no
+kernel turns anything back. Sums belong to one program each, or to shares that are added up in a fixed order: no atomics, the
+same bits in every run.
 """
 
 from __future__ import annotations
@@ -17,10 +19,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hypermlp.ops.triton.forward import both_scores, hidden, queries, row_block, scratch_block
+from hypermlp.ops.triton.forward import both_scores, chunk_head, hidden, queries, row_block, scratch_block, split_tiles
 from hypermlp.ops.triton.skew import (
     cast,
-    controlled,
     lag_select,
     load_rows,
     low_rank,
@@ -49,21 +50,41 @@ def backward_rows(d_o, o, rho, dr, dn, count, V: tl.constexpr, VP: tl.constexpr,
 
 
 @triton.jit
-def store_controlled(g, u, s, ds, gs, t, rows, stride, R: tl.constexpr, RP: tl.constexpr):
-    """ds = u ⊙ g and gs = g ⊙ s of a row block."""
-    store_rows(ds, t, rows, stride, R, 0, g * load_rows(u, t, rows, stride, R, 0, RP), RP)
-    store_rows(gs, t, rows, stride, R, 0, g * load_rows(s, t, rows, stride, R, 0, RP).to(tl.float32), RP)
+def store_shares(shares, entry_number, x, local, heads, blocks, M: tl.constexpr, RP: tl.constexpr):
+    """A block's sums over a split of its slots, to (splits blocks M heads RP)."""
+    row = (tl.program_id(2) * blocks + entry_number).to(tl.int64) * M + tl.arange(0, M)
+    store_rows(shares + local * RP, row, row >= 0, heads * RP, RP, 0, x, RP)
+
+
+@triton.jit
+def backward_control(
+    shares, u, s, ds, gs, table, splits, blocks, T, H, heads, first, count,
+    R: tl.constexpr, RP: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """ds = u ⊙ g and gs = g ⊙ s (B T heads R) of a chunk, g the sum of all splits' shares. Grid (row blocks, chunk's heads)."""
+    n, local = tl.program_id(0), tl.program_id(1)
+    b, t, rows, _, _, _ = row_block(table + n * 8, M)
+    h = chunk_head(first, count, H)
+    i = n.to(tl.int64) * M + tl.arange(0, M)
+    g = tl.zeros([M, RP], tl.float32)
+    for split in range(0, splits):
+        of = shares + ((split * blocks).to(tl.int64) * M * tl.num_programs(1) + local) * RP
+        g += load_rows(of, i, rows, tl.num_programs(1) * RP, RP, 0, RP)
+    own, stride = (b * T * heads + h) * R, heads * R
+    store_rows(ds + own, t, rows, stride, R, 0, g * load_rows(u + own, t, rows, stride, R, 0, RP), RP)
+    store_rows(gs + own, t, rows, stride, R, 0, g * load_rows(s + own, t, rows, stride, R, 0, RP).to(tl.float32), RP)
 
 
 @triton.jit
 def backward_dw(
-    dr, v, A2, s2, y2, ds2, gs2, to_dw, table, order, cells, T, L, H, v_b, v_t,
+    dr, v, A2, shares, to_dw, table, order, per, blocks, cells, T, L, H, first, count, v_b, v_t,
     V: tl.constexpr, BV: tl.constexpr, NV: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr, MIX2: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    entry = table + tl.load(order + tl.program_id(0)) * 8
+    number = tl.load(order + tl.program_id(0))
+    entry = table + number * 8
     b, t, rows, c0, at, S = row_block(entry, M)
-    h = tl.program_id(1)
+    local, h = tl.program_id(1), chunk_head(first, count, H)
     j = tl.arange(0, N)
     LATE: tl.constexpr = 1 if M <= N else 2
     DT: tl.constexpr = v.dtype.element_ty
@@ -77,40 +98,41 @@ def backward_dw(
         x1 = load_rows(db, t, rows, H * V, V, BV, BV)
     if NV > 2:
         x2 = load_rows(db, t, rows, H * V, V, 2 * BV, BV)
-    memory = to_dw + h.to(tl.int64) * cells + scratch_block(entry, M)
+    memory = to_dw + local.to(tl.int64) * cells + scratch_block(entry, M)
     d1, d2 = tl.zeros([M, N], DT), tl.zeros([M, N], DT)
     g = tl.zeros([M, RP2], tl.float32)
-    for n in range(0, Q + LATE):
+    begin, end = split_tiles(Q, per, LATE)
+    for n in range(begin, end):
         c = at + 1 - (Q - n) * N + j
         now = wide_scores(x0, x1, x2, db, t, rows, vb, c, (c >= 0) & (c < S), H * V, v_t, V, BV, NV, PREC)
         now = rotate(cast(now, DT), M, N)
         dw = lag_select(d2, d1, now, M, N)
         d2, d1 = d1, now
         p = L - (Q - n + LATE) * N + j
-        ok = (p >= 0) & (n >= LATE)
+        ok = (p >= 0) & (n >= begin + LATE)
         dw = tl.where(ok[None, :], dw, 0.0)
         if MIX2:
             g = mm(dw, load_rows(A2 + h * L * R2, p, ok, R2, R2, 0, RP2), g, PREC)
         column = (n - LATE) * N + j
-        tl.store(memory + column[None, :], dw, mask=rows[:, None] & (column >= 0)[None, :])
+        tl.store(memory + column[None, :], dw, mask=rows[:, None] & (column >= begin * N)[None, :])
     if MIX2:
-        first = row * R2
-        store_controlled(g, y2 + first, s2 + first, ds2 + first, gs2 + first, t, rows, H * R2, R2, RP2)
+        store_shares(shares, number, g, local, count, blocks, M, RP2)
 
 
 @triton.jit
 def backward_h(
-    q, k, B1, D1, s1, u, ds1, gs1, A2, B2, D2, gs2, ys2, dn, from_dw, to_z, to_dh, to_a, to_w,
-    table, order, cells, T, L, H, k_b, k_t,
+    q, k, B1, D1, us1, A2, B2, D2, gs2, ys2, dn, shares, from_dw, to_z, to_dh, to_a, to_w,
+    table, order, per, blocks, cells, T, L, H, first, count, k_b, k_t,
     K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
     R1: tl.constexpr, RP1: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr,
     GLU: tl.constexpr, MIX1: tl.constexpr, BASE1: tl.constexpr, MIX2: tl.constexpr, BASE2: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, PACK: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """With R1 z and dh go to the scratch in lag order; without it dh is dz and goes to z's place in time order."""
-    entry = table + tl.load(order + tl.program_id(0)) * 8
+    number = tl.load(order + tl.program_id(0))
+    entry = table + number * 8
     b, t, rows, c0, at, S = row_block(entry, M)
-    h = tl.program_id(1)
+    local, h = tl.program_id(1), chunk_head(first, count, H)
     G = 2 * H if GLU else H
     i, j = tl.arange(0, M)[:, None], tl.arange(0, N)
     LATE: tl.constexpr = 1 if M <= N else 2
@@ -120,30 +142,32 @@ def backward_h(
     qg1, qg2, qs1, qs2 = queries(q, b, t, rows, h, T, H, K, K1, K2, GLU)
     kg = k + b * k_b + c0.to(tl.int64) * k_t + h * K
     ks = kg + H * K
-    first, row = (b * T * G + h) * R1, b * T * H + h
+    row = b * T * H + h
     usg, uss, gs, ys = qg1, qg1, qg1, qg1
     if MIX1:
-        usg = controlled(u + first, s1 + first, t, rows, G * R1, R1, RP1, DT)
+        us = us1 + (b * T * G + h) * R1
+        usg = load_rows(us, t, rows, G * R1, R1, 0, RP1)
         if GLU:
-            uss = controlled(u + first + H * R1, s1 + first + H * R1, t, rows, G * R1, R1, RP1, DT)
+            uss = load_rows(us + H * R1, t, rows, G * R1, R1, 0, RP1)
     if MIX2:
         gs = load_rows(gs2 + row * R2, t, rows, H * R2, R2, 0, RP2)
         ys = load_rows(ys2 + row * R2, t, rows, H * R2, R2, 0, RP2)
     turn = tl.load(dn + row + t * H, mask=rows, other=0.0)[:, None]
     block = scratch_block(entry, M)
-    own = h.to(tl.int64) * cells
-    scale = (h + H).to(tl.int64) * cells
+    own = local.to(tl.int64) * cells
+    scale = (local + count).to(tl.int64) * cells
     g1, g2 = tl.zeros([M, N], CARRY), tl.zeros([M, N], CARRY)
     c1, c2 = tl.zeros([M, N], CARRY), tl.zeros([M, N], CARRY)
     gg, gt = tl.zeros([M, RP1], tl.float32), tl.zeros([M, RP1], tl.float32)
-    for n in range(0, Q + LATE):
+    begin, end = split_tiles(Q, per, LATE)
+    for n in range(begin, end):
         zg, zs = both_scores(qg1, qg2, qs1, qs2, kg, ks, at + 1 - (Q - n) * N + j, S, k_t, K, K1, K2, GLU, PREC)
         zg, zs, g1, g2, c1, c2 = to_lags(zg, zs, g1, g2, c1, c2, M, N, GLU, PACK)
         p = L - (Q - n + LATE) * N + j
-        ok = (p >= 0) & (n >= LATE)
+        ok = (p >= 0) & (n >= begin + LATE)
         exists = ((at + 1 - (Q - n + LATE) * N + j[None, :] + i) >= 0) & ok[None, :]
         column = ((n - LATE) * N + j)[None, :]
-        inside = rows[:, None] & (column >= 0)
+        inside = rows[:, None] & (column >= begin * N)
         lag = block + column
         hg = hidden(zg, usg, B1 + h * L * R1, D1 + h * L, p, ok, exists, R1, RP1, MIX1, BASE1, PREC)
         dw = tl.load(from_dw + own + lag, mask=inside, other=0.0).to(tl.float32)
@@ -183,20 +207,21 @@ def backward_h(
             if GLU:
                 tl.store(to_z + scale + lag + (i + 1), dhs, mask=inside & exists)
     if MIX1:
-        store_controlled(gg, u + first, s1 + first, ds1 + first, gs1 + first, t, rows, G * R1, R1, RP1)
+        routes = 2 * count if GLU else count
+        store_shares(shares, number, gg, local, routes, blocks, M, RP1)
         if GLU:
-            first += H * R1
-            store_controlled(gt, u + first, s1 + first, ds1 + first, gs1 + first, t, rows, G * R1, R1, RP1)
+            store_shares(shares, number, gt, local + count, routes, blocks, M, RP1)
 
 
 @triton.jit
 def backward_parameters(
-    from_y, from_dy, us, gs, dA, dB, dD, table, order, tallies, cells, T, L, heads,
+    from_y, from_dy, us, gs, dA, dB, dD, table, order, tallies, cells, T, L, H, heads, first, count,
     R: tl.constexpr, RP: tl.constexpr, BASE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, LAGS: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Shares dA, dB (splits heads L R) and dD (splits heads L) of every splits-th row block. Grid (lags, heads, splits)."""
-    far, h, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    far, local, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    h = chunk_head(first, count, H)
     j = tl.arange(0, LAGS)
     p = L - (far + 1) * LAGS + j
     ok = p >= 0
@@ -206,38 +231,39 @@ def backward_parameters(
         entry = table + tl.load(order + n) * 8
         b, t, rows, _, at, _ = row_block(entry, M)
         column = tl.cdiv(tl.minimum(L, at + M), N) * N - (far + 1) * LAGS + j
-        lag = h.to(tl.int64) * cells + scratch_block(entry, M) + column[None, :]
+        lag = local.to(tl.int64) * cells + scratch_block(entry, M) + column[None, :]
         inside = rows[:, None] & ((column >= 0) & ok)[None, :]
         y = tl.load(from_y + lag, mask=inside, other=0.0)
         dy = tl.load(from_dy + lag, mask=inside, other=0.0)
-        first = (b * T * heads + h) * R
-        da = mm(tl.trans(y), load_rows(gs + first, t, rows, heads * R, R, 0, RP), da, PREC)
-        db = mm(tl.trans(dy), load_rows(us + first, t, rows, heads * R, R, 0, RP), db, PREC)
+        own = (b * T * heads + h) * R
+        da = mm(tl.trans(y), load_rows(gs + own, t, rows, heads * R, R, 0, RP), da, PREC)
+        db = mm(tl.trans(dy), load_rows(us + own, t, rows, heads * R, R, 0, RP), db, PREC)
         if BASE:
             dd += tl.sum(y.to(tl.float32) * dy.to(tl.float32), 0)
-    first = (split * heads + h).to(tl.int64) * L
-    da += load_rows(dA + first * R, p, ok, R, R, 0, RP)
-    db += load_rows(dB + first * R, p, ok, R, R, 0, RP)
-    store_rows(dA + first * R, p, ok, R, R, 0, da, RP)
-    store_rows(dB + first * R, p, ok, R, R, 0, db, RP)
+    to = (split * heads + h).to(tl.int64) * L
+    da += load_rows(dA + to * R, p, ok, R, R, 0, RP)
+    db += load_rows(dB + to * R, p, ok, R, R, 0, RP)
+    store_rows(dA + to * R, p, ok, R, R, 0, da, RP)
+    store_rows(dB + to * R, p, ok, R, R, 0, db, RP)
     if BASE:
-        tl.store(dD + first + p, dd + tl.load(dD + first + p, mask=ok, other=0.0), mask=ok)
+        tl.store(dD + to + p, dd + tl.load(dD + to + p, mask=ok, other=0.0), mask=ok)
 
 
 @triton.jit
 def backward_dz(
-    from_dh, A1, D1, gs1, to_dz, table, order, cells, T, L, heads,
+    from_dh, A1, D1, gs1, to_dz, table, order, per, cells, T, L, H, heads, first, count,
     R: tl.constexpr, RP: tl.constexpr, BASE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """Grid (row blocks, routing heads)."""
+    """Grid (row blocks, routing heads, splits)."""
     entry = table + tl.load(order + tl.program_id(0)) * 8
     b, t, rows, _, at, _ = row_block(entry, M)
-    h = tl.program_id(1)
+    h = chunk_head(first, count, H)
     i, j = tl.arange(0, M)[:, None], tl.arange(0, N)
     Q = tl.cdiv(tl.minimum(L, at + M), N)
     gs = load_rows(gs1 + (b * T * heads + h) * R, t, rows, heads * R, R, 0, RP)
-    block = h.to(tl.int64) * cells + scratch_block(entry, M)
-    for n in range(0, Q):
+    block = tl.program_id(1).to(tl.int64) * cells + scratch_block(entry, M)
+    begin, end = split_tiles(Q, per, 0)
+    for n in range(begin, end):
         p = L - (Q - n) * N + j
         ok = p >= 0
         exists = rows[:, None] & ok[None, :] & ((at + 1 - (Q - n) * N + j[None, :] + i) >= 0)

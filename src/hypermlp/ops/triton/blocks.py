@@ -12,6 +12,7 @@ from there, slots of the span, and the range of row blocks that see it.
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -26,15 +27,42 @@ MARGIN = 256  # cells around the scratch, which tiles of products reach into
 BATCH, ROW, ROW_END, SLOT, POSITION, SLOTS, OFFSET, STRIDE = range(8)
 
 
+class Tables:
+    """Tables in one piece of a device's memory, copied once, and read by whatever stream a call is on."""
+
+    def __init__(self, device: str, *arrays: Ints) -> None:
+        """Each becomes a tensor of int32; all begin at multiples of 16 bytes."""
+        padded = [np.pad(x.ravel(), (0, -x.size % 4)) for x in arrays]
+        self.host = torch.from_numpy(np.concatenate(padded).astype(np.int32))
+        self.memory, self.copied = self.host, None
+        self.shapes, self.sizes = [x.shape for x in arrays], [len(x) for x in padded]
+        if not device.startswith("cpu"):
+            self.host = self.host.pin_memory()  # kept: a captured graph copies from it again
+            self.memory = self.host.to(device, non_blocking=True)
+            self.copied = (torch.cuda.current_stream(device), torch.cuda.Event())
+            self.copied[1].record(self.copied[0])
+
+    def views(self) -> list[Tensor]:
+        if self.copied is not None:
+            stream, done = self.copied
+            current = torch.cuda.current_stream(self.memory.device)
+            if current != stream:
+                current.wait_event(done)
+                self.memory.record_stream(current)
+        parts = self.memory.split(self.sizes)
+        return [part[: math.prod(shape)].view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+
 class Chunk(NamedTuple):
     """Row blocks whose scratch exists at the same time, and the slot blocks they reach."""
 
-    rows: Tensor  # n 8, on the device, spans in order
-    order: Tensor  # n, the same by falling length
-    slots: Tensor  # m 6
+    tables: Tables  # rows (n 8), spans in order; order (n), the same by falling length; slots (m 6); tallies (lag_tiles)
+    blocks: int  # n
     cells: int  # of scratch per head: pairs of a row and a column
-    tallies: Tensor  # d: how many of `order` reach further back than d tiles of lags
-    tiles: int
+    most_tiles: int  # of N columns that a block of rows walks over
+    all_tiles: int  # of all blocks together
+    lag_tiles: int  # tallies: how many of `order` reach further back than so many of them
+    slot_blocks: int  # m
     aligned: bool  # positions and slots of all blocks begin at multiples of 16
 
 
@@ -62,11 +90,6 @@ def reach(blocks: Ints, L: int, M: int, N: int) -> Ints:
     return -(-np.minimum(L, blocks[:, POSITION] + M) // N) * N
 
 
-def on(device: str, array: Ints) -> Tensor:
-    table = torch.from_numpy(np.ascontiguousarray(array, np.int32))
-    return table if device == "cpu" else table.pin_memory().to(device, non_blocking=True)
-
-
 class Plan(NamedTuple):
     """A key by which tables are kept: spans as bytes, and the sizes that decide how they are cut."""
 
@@ -81,11 +104,10 @@ class Plan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def row_table(plan: Plan) -> tuple[Tensor, Tensor]:
-    """All row blocks (n 8), for kernels without a scratch, and their order (n), those with the most work first."""
+def all_rows(plan: Plan) -> Chunk:
+    """All row blocks, for kernels without a scratch."""
     blocks = row_blocks(plan.array(), plan.M)
-    order = np.argsort(-reach(blocks, plan.L, plan.M, plan.N), kind="stable")
-    return on(plan.device, blocks), on(plan.device, order)
+    return make_chunk(plan, blocks, blocks[:0], 1)
 
 
 @functools.lru_cache(maxsize=64)
@@ -114,7 +136,20 @@ def chunk_rows(plan: Plan, cells: int, lags: int, slots: int) -> tuple[list[Chun
                 parts, held, shared = [*parts, []], 0, True
             parts[-1].append(block)
             held += size
-    return [make_chunk(plan, blocks[part], spans[part], lags, slots, shared) for part in parts if part], shared
+
+    def chunk(part: list[int]) -> Chunk:
+        own, of = blocks[part], spans[part]
+        reached = [slot_blocks(plan, own, np.flatnonzero(of == s), slots, shared) for s in np.unique(of)]
+        return make_chunk(plan, own, np.concatenate(reached), lags)
+
+    return [chunk(part) for part in parts if part], shared
+
+
+@functools.lru_cache(maxsize=64)
+def heaviest(plan: Plan) -> int:
+    """Cells of scratch that the longest block of rows needs, per head."""
+    blocks = row_blocks(plan.array(), plan.M)
+    return int(plan.M * (reach(blocks, plan.L, plan.M, plan.N).max(initial=0) + plan.M))
 
 
 def overlapping(spans: Ints) -> bool:
@@ -124,18 +159,21 @@ def overlapping(spans: Ints) -> bool:
     return bool(((before[:, 0] == after[:, 0]) & (before[:, 4] > after[:, 3])).any())
 
 
-def make_chunk(plan: Plan, blocks: Ints, spans: Ints, lags: int, slots: int, shared: bool) -> Chunk:
+def make_chunk(plan: Plan, blocks: Ints, slots: Ints, lags: int) -> Chunk:
+    """slots: the slot blocks that the row blocks reach."""
+    length = reach(blocks, plan.L, plan.M, plan.N)
+    blocks[:, STRIDE] = length + plan.M
     sizes = plan.M * blocks[:, STRIDE]
     blocks[:, OFFSET] = MARGIN + np.cumsum(sizes) - sizes
-    length = blocks[:, STRIDE] - plan.M
     order = np.argsort(-length, kind="stable")
-    tiles = -(-min(plan.L, int(length.max())) // lags)
-    tallies = (length[None, :] > lags * np.arange(tiles)[:, None]).sum(1)
-    reached = np.concatenate([slot_blocks(plan, blocks, np.flatnonzero(spans == s), slots, shared) for s in np.unique(spans)])
-    aligned = not (np.any(blocks[:, POSITION] % 16) or np.any(reached[:, 2] % 16))
+    most = int(length.max(initial=0))
+    lag_tiles = -(-min(plan.L, most) // lags)
+    tallies = (length[None, :] > lags * np.arange(lag_tiles)[:, None]).sum(1)
+    aligned = not (np.any(blocks[:, POSITION] % 16) or np.any(slots[:, 2] % 16))
     cells = int(sizes.sum()) + 2 * MARGIN
-    rows, by_length, seen, reaching = (on(plan.device, x) for x in (blocks, order, reached, tallies))
-    return Chunk(rows, by_length, seen, cells, reaching, tiles, aligned)
+    tables = Tables(plan.device, blocks, order, slots, tallies)
+    tiles = length // plan.N
+    return Chunk(tables, len(blocks), cells, most // plan.N, int(tiles.sum()), lag_tiles, len(slots), aligned)
 
 
 def slot_blocks(plan: Plan, blocks: Ints, members: Ints, width: int, shared: bool) -> Ints:

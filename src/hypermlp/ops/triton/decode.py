@@ -5,8 +5,10 @@
     decode_w  y2 from all parts; w and the share of o = w v                                  reads v
     decode_o  o from all parts, divided by ρ
 
-A sequence is four numbers: batch entry, row, first slot it sees, how many it sees. The slots lie in the cache as they are. Sums
-are in float32 and added in a fixed order. Grid: (parts, sequences, heads); a part is `steps` tiles of N slots.
+Sequences are spans (ops/types.py) of one row or none, read on the device, or DENSE: batch entries that see all S slots. Grids
+depend on the room for slots and not on how many there are, so that a captured graph decodes token after token. The slots lie in
+the cache as they are. Sums are in float32 and added in a fixed order. Grid: (parts, sequences, heads); a part is `steps` tiles
+of N slots.
 """
 
 from __future__ import annotations
@@ -18,10 +20,16 @@ from hypermlp.ops.triton.skew import cast, load_rows, softplus
 
 
 @triton.jit
-def sequence(table):
-    """Batch entry, row, first slot and number of slots."""
-    entry = table + tl.program_id(1) * 4
-    return tl.load(entry).to(tl.int64), tl.load(entry + 1), tl.load(entry + 2).to(tl.int64), tl.load(entry + 3)
+def sequence(spans, S, L, DENSE: tl.constexpr):
+    """Batch entry, row, first slot that it sees and how many: none without a row."""
+    if DENSE:
+        b, row, end, count = tl.program_id(1).to(tl.int64), tl.program_id(1) * 0, S.to(tl.int64), tl.minimum(S, L)
+    else:
+        entry = spans + tl.program_id(1) * 5
+        b, row, end = tl.load(entry), tl.load(entry + 1).to(tl.int32), tl.load(entry + 4)
+        count = tl.minimum(end - tl.load(entry + 3), L).to(tl.int32)
+        count = tl.where(tl.load(entry + 2) > row, count, 0)
+    return b, row, end - count, count
 
 
 @triton.jit
@@ -43,13 +51,14 @@ def all_parts(shares, parts, RP: tl.constexpr):
 
 @triton.jit
 def decode_z(
-    q, k, A1, z, u, table, steps, T, L, H, room, k_b, k_t,
-    K: tl.constexpr, KP: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, GLU: tl.constexpr, MIX: tl.constexpr, N: tl.constexpr,
+    q, k, A1, z, u, spans, steps, S, T, L, H, room, k_b, k_t,
+    K: tl.constexpr, KP: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, GLU: tl.constexpr, MIX: tl.constexpr,
+    DENSE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """z (sequences G room) and shares of u (sequences G parts RP)."""
     G = 2 * H if GLU else H
     x = tl.arange(0, KP)
-    b, t, c0, count = sequence(table)
+    b, t, c0, count = sequence(spans, S, L, DENSE)
     for half in tl.static_range(2 if GLU else 1):
         g = tl.program_id(2) + half * H
         share = tl.zeros([RP], tl.float32)
@@ -83,14 +92,14 @@ def mixed(y, us, right, D, p, ok, R: tl.constexpr, RP: tl.constexpr, BASE: tl.co
 
 @triton.jit
 def decode_a(
-    z, u, s1, B1, D1, B2, y2, square, table, steps, T, L, H, room,
+    z, u, s1, B1, D1, B2, to_a, y2, square, spans, steps, S, T, L, H, room,
     R1: tl.constexpr, RP1: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr, GLU: tl.constexpr,
-    MIX1: tl.constexpr, BASE1: tl.constexpr, MIX2: tl.constexpr, N: tl.constexpr,
+    MIX1: tl.constexpr, BASE1: tl.constexpr, MIX2: tl.constexpr, DENSE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """a over z's gate, shares of y2 (sequences H parts RP) and ρ² (sequences H parts)."""
+    """a (sequences H room), shares of y2 (sequences H parts RP) and of ρ² (sequences H parts)."""
     n, h, parts = tl.program_id(1), tl.program_id(2), tl.num_programs(0)
     G = 2 * H if GLU else H
-    b, t, _, count = sequence(table)
+    b, t, _, count = sequence(spans, S, L, DENSE)
     control = s1 + ((b * T + t) * G + h) * R1
     usg, uss = tl.zeros([RP1], tl.float32), tl.zeros([RP1], tl.float32)
     if MIX1:
@@ -111,7 +120,7 @@ def decode_a(
                 hs = mixed(hs, uss, B1 + (h + H) * L * R1, D1 + (h + H) * L, p, ok, R1, RP1, BASE1)
             a *= softplus(hs, True)
         squares += hg * hg
-        tl.store(own + e, a, mask=ok)
+        tl.store(to_a + (n * H + h).to(tl.int64) * room + e, a, mask=ok)
         if MIX2:
             share += tl.sum(load_rows(B2 + h * L * R2, p, ok, R2, R2, 0, RP2).to(tl.float32) * a[:, None], 0)
     at = (n * H + h) * parts + tl.program_id(0)
@@ -122,18 +131,17 @@ def decode_a(
 
 @triton.jit
 def decode_w(
-    z, y2, s2, A2, D2, v, share, table, steps, T, L, H, room, v_b, v_t,
-    V: tl.constexpr, BV: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr, GLU: tl.constexpr,
-    MIX2: tl.constexpr, BASE2: tl.constexpr, N: tl.constexpr,
+    a, y2, s2, A2, D2, v, share, spans, steps, S, T, L, H, room, v_b, v_t,
+    V: tl.constexpr, BV: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr,
+    MIX2: tl.constexpr, BASE2: tl.constexpr, DENSE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Shares of o (sequences H parts V). The pieces of V are computed one after another."""
     n, h, parts = tl.program_id(1), tl.program_id(2), tl.num_programs(0)
-    G = 2 * H if GLU else H
-    b, t, c0, count = sequence(table)
+    b, t, c0, count = sequence(spans, S, L, DENSE)
     ys = tl.zeros([RP2], tl.float32)
     if MIX2:
         ys = controlled_sum(y2 + (n * H + h) * parts * RP2, s2 + ((b * T + t) * H + h) * R2, parts, R2, RP2)
-    own = z + (n * G + h).to(tl.int64) * room
+    own = a + (n * H + h).to(tl.int64) * room
     x = tl.arange(0, BV)
     for first in range(0, V, BV):
         o = tl.zeros([BV], tl.float32)
@@ -149,11 +157,14 @@ def decode_w(
 
 
 @triton.jit
-def decode_o(share, square, o, table, parts, T, H, eps, V: tl.constexpr, BV: tl.constexpr, NORM: tl.constexpr, N: tl.constexpr):
+def decode_o(
+    share, square, o, spans, parts, S, T, L, H, eps,
+    V: tl.constexpr, BV: tl.constexpr, NORM: tl.constexpr, DENSE: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
     """o (B T H V). Grid (pieces of V, sequences, heads)."""
     n, h = tl.program_id(1), tl.program_id(2)
     x = tl.program_id(0) * BV + tl.arange(0, BV)
-    entry = table + n * 4
+    b, t, _, count = sequence(spans, S, L, DENSE)
     total, squares = tl.zeros([BV], tl.float32), tl.zeros([N], tl.float32)
     for first in range(0, parts, N):
         m = first + tl.arange(0, N)
@@ -162,5 +173,4 @@ def decode_o(share, square, o, table, parts, T, H, eps, V: tl.constexpr, BV: tl.
         total += tl.sum(load_rows(share, at, m < parts, V, V, tl.program_id(0) * BV, BV), 0)
     if NORM:
         total /= tl.sqrt(tl.sum(squares, 0) + eps)
-    row = tl.load(entry).to(tl.int64) * T + tl.load(entry + 1)
-    tl.store(o + (row * H + h) * V + x, cast(total, o.dtype.element_ty), mask=x < V)
+    tl.store(o + ((b * T + t) * H + h) * V + x, cast(total, o.dtype.element_ty), mask=(x < V) & (count > 0))

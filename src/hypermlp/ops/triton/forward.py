@@ -1,9 +1,10 @@
 """The forward kernels: u = z A1; then y2 = a B2 and ρ; then w, and o = w v / ρ by products.row_product.
 
 Each walks over the slots of a block of M rows once and computes z, h and a again rather than keep them. w goes through a
-scratch that holds a chunk of the rows: stored with row i shifted by i + 1 it is in time order, and the wide product w v needs
-neither the skew nor the registers of what came before. Grid: (row blocks, heads). The table of row blocks (blocks.py) makes
-plain batches, packed documents and caches alike.
+scratch that holds a chunk of rows and heads: stored with row i shifted by i + 1 it is in time order, and the wide product w v
+needs neither the skew nor the registers of what came before. Grid: (row blocks, heads, splits): where row blocks are few, the
+slots of a block are split, `per` tiles each, and sums over slots become partial sums that the host adds up in order. The table
+of row blocks (blocks.py) makes plain batches, packed documents and caches alike.
 
 Letters: see skew.py. A trailing g is of the gate, s of the scale head; ReLU has the gate alone.
 """
@@ -38,6 +39,20 @@ def row_block(entry, M: tl.constexpr):
 def scratch_block(entry, M: tl.constexpr):
     """Rows of a block's scratch (M 1): row i begins i times its length further on."""
     return tl.multiple_of(tl.load(entry + 6), 16) + tl.arange(0, M)[:, None] * tl.multiple_of(tl.load(entry + 7), 16)
+
+
+@triton.jit
+def split_tiles(Q, per, LATE: tl.constexpr):
+    """First and end of the time tiles that a program walks over; the lag tiles of the first LATE belong to its neighbour."""
+    first = tl.program_id(2) * per
+    return first, tl.where(first < Q, tl.minimum(Q, first + per) + LATE, first)
+
+
+@triton.jit
+def chunk_head(first, count, H):
+    """Of a chunk's heads first .. first + count, and for routing the scales H further on: the program's."""
+    local = tl.program_id(1)
+    return first + local + tl.where(local < count, 0, H - count)
 
 
 @triton.jit
@@ -86,11 +101,11 @@ def hidden(
 
 @triton.jit
 def forward_u(
-    q, k, A1, u, table, order, T, L, H, k_b, k_t,
+    q, k, A1, u, table, order, per, parts, T, L, H, k_b, k_t,
     K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, GLU: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, PACK: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """u (B T G R)."""
+    """u (splits B T G R); `parts` numbers lie between two splits."""
     b, t, rows, c0, at, S = row_block(table + tl.load(order + tl.program_id(0)) * 8, M)
     h = tl.program_id(1)
     G = 2 * H if GLU else H
@@ -106,17 +121,18 @@ def forward_u(
     ug, us = tl.zeros([M, RP], tl.float32), tl.zeros([M, RP], tl.float32)
     g1, g2 = tl.zeros([M, N], CARRY), tl.zeros([M, N], CARRY)
     s1, s2 = tl.zeros([M, N], CARRY), tl.zeros([M, N], CARRY)
-    for n in range(0, Q + LATE):
+    begin, end = split_tiles(Q, per, LATE)
+    for n in range(begin, end):
         zg, zs = both_scores(qg1, qg2, qs1, qs2, kg, ks, at + 1 - (Q - n) * N + j, S, k_t, K, K1, K2, GLU, PREC)
         zg, zs, g1, g2, s1, s2 = to_lags(zg, zs, g1, g2, s1, s2, M, N, GLU, PACK)
         p = L - (Q - n + LATE) * N + j
-        ok = (p >= 0) & (n >= LATE)
+        ok = (p >= 0) & (n >= begin + LATE)
         zg = tl.where(ok[None, :], zg, 0.0)
         ug = mm(cast(zg, DT), load_rows(Ag, p, ok, R, R, 0, RP), ug, PREC)
         if GLU:
             zs = tl.where(ok[None, :], zs, 0.0)
             us = mm(cast(zs, DT), load_rows(As, p, ok, R, R, 0, RP), us, PREC)
-    out = u + (b * T * G + h) * R
+    out = u + tl.program_id(2).to(tl.int64) * parts + (b * T * G + h) * R
     store_rows(out, t, rows, G * R, R, 0, ug, RP)
     if GLU:
         store_rows(out + H * R, t, rows, G * R, R, 0, us, RP)
@@ -124,20 +140,22 @@ def forward_u(
 
 @triton.jit
 def forward_w(
-    q, k, B1, D1, s1, u, A2, B2, D2, s2, y2, rho, to_w, table, order, cells, T, L, H, k_b, k_t, eps,
+    q, k, B1, D1, s1, u, A2, B2, D2, s2, y2, rho, to_w, table, order, per, parts, cells, T, L, H, first, count, k_b, k_t, eps,
     K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
     R1: tl.constexpr, RP1: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr, GLU: tl.constexpr, NORM: tl.constexpr,
     MIX1: tl.constexpr, BASE1: tl.constexpr, MIX2: tl.constexpr, BASE2: tl.constexpr, READ: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, PACK: tl.constexpr, PREC: tl.constexpr,
+    SPLIT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PACK: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """READ false: y2 (B T H R). READ true: w into the scratch. The first of them, READ if there is no R2, writes ρ (B T H)."""
+    """READ false: y2 (splits B T H R) if there is R2, and ρ (B T H), or with SPLIT shares of ρ² − eps (splits B T H).
+
+    READ true: w into the scratch. `parts` rows and heads lie between two splits.
+    """
     entry = table + tl.load(order + tl.program_id(0)) * 8
     b, t, rows, c0, at, S = row_block(entry, M)
-    h = tl.program_id(1)
+    h = chunk_head(first, count, H)
     G = 2 * H if GLU else H
     i, j = tl.arange(0, M)[:, None], tl.arange(0, N)
     LATE: tl.constexpr = 1 if M <= N else 2
-    FIRST: tl.constexpr = not (READ and MIX2)
     DT: tl.constexpr = k.dtype.element_ty
     CARRY: tl.constexpr = tl.int32 if GLU and PACK else tl.float32
     Q = tl.cdiv(tl.minimum(L, at + M), N)
@@ -146,30 +164,32 @@ def forward_w(
     ks = kg + H * K
     usg, uss, ys = qg1, qg1, qg1
     if MIX1:
-        first = (b * T * G + h) * R1
-        usg = controlled(u + first, s1 + first, t, rows, G * R1, R1, RP1, DT)
+        own = (b * T * G + h) * R1
+        usg = controlled(u + own, s1 + own, t, rows, G * R1, R1, RP1, DT)
         if GLU:
-            uss = controlled(u + first + H * R1, s1 + first + H * R1, t, rows, G * R1, R1, RP1, DT)
+            uss = controlled(u + own + H * R1, s1 + own + H * R1, t, rows, G * R1, R1, RP1, DT)
     row = b * T * H + h  # of per-row vectors
+    share = row + tl.program_id(2).to(tl.int64) * parts
     if READ and MIX2:
         ys = controlled(y2 + row * R2, s2 + row * R2, t, rows, H * R2, R2, RP2, DT)
     g1, g2 = tl.zeros([M, N], CARRY), tl.zeros([M, N], CARRY)
     c1, c2 = tl.zeros([M, N], CARRY), tl.zeros([M, N], CARRY)
     square = tl.zeros([M], tl.float32)
     y = tl.zeros([M, RP2], tl.float32)
-    memory = to_w + h.to(tl.int64) * cells + scratch_block(entry, M)
-    for n in range(0, Q + LATE):
+    memory = to_w + tl.program_id(1).to(tl.int64) * cells + scratch_block(entry, M)
+    begin, end = split_tiles(Q, per, LATE)
+    for n in range(begin, end):
         zg, zs = both_scores(qg1, qg2, qs1, qs2, kg, ks, at + 1 - (Q - n) * N + j, S, k_t, K, K1, K2, GLU, PREC)
         zg, zs, g1, g2, c1, c2 = to_lags(zg, zs, g1, g2, c1, c2, M, N, GLU, PACK)
         p = L - (Q - n + LATE) * N + j
-        ok = (p >= 0) & (n >= LATE)
+        ok = (p >= 0) & (n >= begin + LATE)
         exists = ((at + 1 - (Q - n + LATE) * N + j[None, :] + i) >= 0) & ok[None, :]
         hg = hidden(zg, usg, B1 + h * L * R1, D1 + h * L, p, ok, exists, R1, RP1, MIX1, BASE1, PREC)
         a = tl.maximum(hg, 0.0)
         if GLU:
             hs = hidden(zs, uss, B1 + (h + H) * L * R1, D1 + (h + H) * L, p, ok, exists, R1, RP1, MIX1, BASE1, PREC)
             a *= softplus(hs, not PACK)
-        if FIRST and NORM:
+        if NORM and not READ:
             square += tl.sum(hg * hg, 1)
         if READ:
             w = a
@@ -178,10 +198,11 @@ def forward_w(
                 if BASE2:
                     w += a * per_lag(D2 + h * L, p, ok)
             tl.store(memory + ((n - LATE) * N + j)[None, :] + (i + 1), cast(w, DT), mask=exists & rows[:, None])
-        else:
+        elif MIX2:
             y = mm(cast(a, DT), load_rows(B2 + h * L * R2, p, ok, R2, R2, 0, RP2), y, PREC)
-    if FIRST:
-        norm = tl.sqrt(square + eps) if NORM else square + 1.0
-        tl.store(rho + row + t * H, norm, mask=rows)
     if not READ:
-        store_rows(y2 + row * R2, t, rows, H * R2, R2, 0, y, RP2)
+        if not SPLIT:
+            square = tl.sqrt(square + eps) if NORM else square + 1.0
+        tl.store(rho + share + t * H, square, mask=rows)
+    if MIX2 and not READ:
+        store_rows(y2 + share * R2, t, rows, H * R2, R2, 0, y, RP2)

@@ -10,9 +10,10 @@ from torch import Tensor
 from hypermlp.ops.registered import Inputs
 from hypermlp.ops.triton import backward as kernels
 from hypermlp.ops.triton.blocks import Chunk, chunk_rows
-from hypermlp.ops.triton.launch import Prepared, power_of_two, prepare, product, run, scratch_bytes, value_pieces
-from hypermlp.ops.triton.products import row_product, slot_product
+from hypermlp.ops.triton.launch import Prepared, empty, power_of_two, prepare, row_products, run, value_pieces
+from hypermlp.ops.triton.products import slot_product
 from hypermlp.ops.triton.tiles import Tile
+from hypermlp.ops.triton.work import Section, room, sections, split
 from hypermlp.ops.types import Spec
 
 PROGRAMS = 512  # that the parameter gradients are split into, at least where there are rows enough
@@ -25,13 +26,14 @@ def backward(
 ) -> list[Tensor | None]:
     """The gradients of all inputs but the spans; o, ρ, u and y2 as `forward` gives them."""
     call = prepare(inputs, spec)
-    plan, cells = call.plan(call.tile("backward_h")), scratch_bytes(call.device) // scratch_cell(call)
-    lags, slots = call.tile("backward_parameters").N, call.tile("backward_k").N
-    chunks, shared = chunk_rows(plan, cells, lags, slots)
+    H, plan = call.v.shape[2], call.plan(call.tile("backward_h"))
+    planes = scratch_planes(call)
+    held = room(call.limits, plan, H, sum(planes.values()) * call.q.element_size())
+    chunks, shared = chunk_rows(plan, held.cells, call.tile("backward_parameters").N, call.tile("backward_k").N)
     made = Gradients(call, d_o, o, rho, u, y2, shared)
-    scratch = Scratch(call, max((c.cells for c in chunks), default=0))
-    for part in chunks:
-        made.add(part, scratch)
+    scratch = Scratch(call, held.heads * max((c.cells for c in chunks), default=0))
+    for of in sections(chunks, H, held.heads):
+        made.add(of, scratch)
     return made.result()
 
 
@@ -39,9 +41,11 @@ class Scratch:
     """What is kept per pair of a row and a slot: dw, w and a for each head, z (later dz) and dh for each routing head."""
 
     def __init__(self, call: Prepared, cells: int) -> None:
-        sizes = [n * cells for n in scratch_planes(call).values()]
+        """cells: of all heads of a chunk."""
+        planes = scratch_planes(call)
+        sizes = [n * cells for n in planes.values()]
         memory = torch.empty(sum(sizes), dtype=call.q.dtype, device=call.q.device)
-        self.plane = dict(zip(scratch_planes(call), memory.split(sizes), strict=True))
+        self.plane = dict(zip(planes, memory.split(sizes), strict=True))
 
     def __getattr__(self, name: str) -> Tensor:
         plane: Tensor = self.plane.get(name, self.plane["dw"])  # not read where there is none
@@ -49,14 +53,10 @@ class Scratch:
 
 
 def scratch_planes(call: Prepared) -> dict[str, int]:
-    G, H = call.q.shape[2], call.v.shape[2]
-    mixings = ({"dh": G} if call.inputs.left1 is not None else {}) | ({"a": H} if call.inputs.left2 is not None else {})
-    return {"dw": H, "w": H, "z": G, **mixings}
-
-
-def scratch_cell(call: Prepared) -> int:
-    """Bytes of scratch per pair of a row and a column, all heads together."""
-    return max(1, sum(scratch_planes(call).values())) * call.q.element_size()
+    """Planes of each kind per head."""
+    routes = call.routes
+    mixings = ({"dh": routes} if call.inputs.left1 is not None else {}) | ({"a": 1} if call.inputs.left2 is not None else {})
+    return {"dw": 1, "w": 1, "z": routes, **mixings}
 
 
 class Gradients:
@@ -93,58 +93,91 @@ class Gradients:
         device = self.call.q.device
         return [None if x is None else torch.zeros(splits, *x.shape, dtype=torch.float32, device=device) for x in mixing]
 
-    def add(self, part: Chunk, scratch: Scratch) -> None:
-        """The shares of one chunk of rows."""
-        call, G, H = self.call, self.G, self.H
-        q, k, v, n = call.q, call.k, call.v, len(part.rows)
-        k_at, v_at = (k.stride(0), k.stride(1)), (v.stride(0), v.stride(1))
-        rows = part.rows, part.order, part.cells, self.T, call.spec.block_size
-        BV, pieces = value_pieces(self.V)
+    def add(self, of: Section, scratch: Scratch) -> None:
+        """The shares of a section."""
+        call, shape, part, count, routes = self.call, self.shape, of.part, of.heads, self.call.routes
+        q, k, v = call.q, call.k, call.v
+        rows, order, *_ = part.tables.views()
+        per, splits = split(call.limits, part, count)
+        table = (rows, order, per, part.blocks, part.cells, self.T, call.spec.block_size, self.H, of.first, count)
+        grid = (part.blocks, count, splits)
 
-        tensors: tuple[Tensor, ...] = (self.dr, v, call.right2, call.control2, self.y2, self.ds2, self.gs2, scratch.dw)
-        run(kernels.backward_dw, (n, H), call.tile("backward_dw"), call, *tensors, *rows, H, *v_at, NV=pieces)
-        tensors = (q, k, call.right1, call.base1, call.control1, self.u, self.ds1, self.gs1)
-        tensors += (call.right2, call.left2, call.base2, self.gs2, self.ys, self.dn)
-        tensors += (scratch.dw, scratch.z, scratch.dh, scratch.a, scratch.w)
-        run(kernels.backward_h, (n, H), call.tile("backward_h"), call, *tensors, *rows, H, *k_at)
-        if self.shape["MIX2"]:
-            self._parameters(part, 1, scratch.a, scratch.dw, self.ys, self.gs2)
-        if self.shape["MIX1"]:
-            self._parameters(part, 0, scratch.z, scratch.dh, self.us, self.gs1)
-            tensors = (scratch.dh, call.left1, call.base1, self.gs1, scratch.z)
-            run(kernels.backward_dz, (n, G), call.tile("backward_dz"), call, *tensors, *rows, G, **self._sizes(0))
-        keys = {"W": self.K, "W1": self.shape["K1"], "W2": self.shape["K2"]}
-        arguments = (scratch.z, k, self.dq, self.dn, *rows, G, *k_at)
-        product(row_product, "backward_q", (n, G, 1), call, *arguments, DIVIDE=False, **keys)
-        self._slots(part, "backward_k", scratch.z, q, self.dk, 1, keys)
-        self._slots(part, "backward_v", scratch.w, self.dr, self.dv, pieces, {"W": self.V, "W1": BV, "W2": 0})
+        shares = self._shares(part, splits, count, 2)
+        tensors: tuple[Tensor, ...] = (self.dr, v, call.right2, shares, scratch.dw)
+        run(kernels.backward_dw, grid, call.tile("backward_dw"), call, *tensors, *table, *v.stride()[:2])
+        if shape["MIX2"]:
+            self._control(of, 2, shares, self.y2, call.control2, self.ds2, self.gs2)
+        shares = self._shares(part, splits, count * routes, 1)
+        tensors = (q, k, call.right1, call.base1, self.us, call.right2, call.left2, call.base2, self.gs2, self.ys, self.dn)
+        tensors += (shares, scratch.dw, scratch.z, scratch.dh, scratch.a, scratch.w)
+        run(kernels.backward_h, grid, call.tile("backward_h"), call, *tensors, *table, *k.stride()[:2])
+        if shape["MIX2"]:
+            self._parameters(of, 2, scratch.a, scratch.dw, self.ys, self.gs2)
+        if shape["MIX1"]:
+            self._control(of, 1, shares, self.u, call.control1, self.ds1, self.gs1)
+            self._parameters(of, 1, scratch.z, scratch.dh, self.us, self.gs1)
+            self._scores(of, scratch)
+        keys = {"W": self.K, "W1": shape["K1"], "W2": shape["K2"]}
+        row_products("backward_q", call, of, routes, scratch.z, k, self.dq, self.dn, False, **keys)
+        self._slots("backward_k", of, routes, scratch.z, q, self.dk, keys)
+        values = {"W": self.V, "W1": value_pieces(self.V)[0], "W2": 0}
+        self._slots("backward_v", of, 1, scratch.w, self.dr, self.dv, values)
 
-    def _sizes(self, which: int) -> dict[str, Any]:
-        number = which + 1
-        return {name: self.shape[f"{name}{number}"] for name in ("R", "RP", "BASE")}
+    def _heads(self, operator: int) -> tuple[int, int]:
+        """Heads of R1 or R2, and how many of them belong to one head of the layer."""
+        return (self.G, self.call.routes) if operator == 1 else (self.H, 1)
 
-    def _parameters(self, part: Chunk, which: int, y: Tensor, dy: Tensor, us: Tensor, gs: Tensor) -> None:
+    def _sizes(self, operator: int) -> dict[str, Any]:
+        return {name: self.shape[f"{name}{operator}"] for name in ("R", "RP", "BASE")}
+
+    def _shares(self, part: Chunk, splits: int, heads: int, operator: int) -> Tensor:
+        """Room for what each split of the slots adds to g of an operator's rows."""
+        if not self.shape[f"MIX{operator}"]:
+            return self.dn  # a pointer that is never read
+        rows = part.blocks * self.call.tile("backward_h").M
+        return empty(self.call, splits, rows, heads, self.shape[f"RP{operator}"])
+
+    def _control(self, of: Section, operator: int, shares: Tensor, y: Tensor, control: Tensor, ds: Tensor, gs: Tensor) -> None:
+        """ds = g ⊙ y and gs = g ⊙ s."""
+        (heads, routes), blocks = self._heads(operator), of.part.blocks
+        arguments = (shares, y, control, ds, gs, of.part.tables.views()[0], len(shares), blocks, self.T, self.H, heads)
+        used = PER_ROW._replace(M=self.call.tile("backward_h").M, kernel="backward_control")
+        grid = (blocks, of.heads * routes)
+        run(kernels.backward_control, grid, used, self.call, *arguments, of.first, of.heads, **self._sizes(operator))
+
+    def _scores(self, of: Section, scratch: Scratch) -> None:
+        """dz over z."""
+        call, part, routes = self.call, of.part, self.call.routes
+        rows, order, *_ = part.tables.views()
+        per, splits = split(call.limits, part, of.heads * routes)
+        tensors = (scratch.dh, call.left1, call.base1, self.gs1, scratch.z, rows, order)
+        numbers = (per, part.cells, self.T, call.spec.block_size, self.H, self.G, of.first, of.heads)
+        grid = (part.blocks, of.heads * routes, splits)
+        run(kernels.backward_dz, grid, call.tile("backward_dz"), call, *tensors, *numbers, **self._sizes(1))
+
+    def _parameters(self, of: Section, operator: int, y: Tensor, dy: Tensor, us: Tensor, gs: Tensor) -> None:
         """dA, dB and dD of an operator y ↦ y ⊙ D + ((y A) ⊙ s) Bᵀ; R2, transposed, has them the other way round."""
-        dA, dB, dD = self.sums[which]
+        dA, dB, dD = self.sums[operator - 1]
         assert dA is not None
-        heads = dA.shape[1]
-        used = self.call.tile("backward_parameters")
-        tensors = (y, dy, us, gs, dA, dB, dA if dD is None else dD, part.rows, part.order, part.tallies)
-        numbers = (part.cells, self.T, self.call.spec.block_size, heads)
-        grid = (part.tiles, heads, dA.shape[0])
-        geometry = self.call.tile("backward_h").N
-        run(
-            kernels.backward_parameters, grid, used._replace(N=geometry), self.call,
-            *tensors, *numbers, LAGS=used.N, **self._sizes(which),
-        )  # fmt: skip
+        (heads, routes), part = self._heads(operator), of.part
+        used, geometry = self.call.tile("backward_parameters"), self.call.tile("backward_h").N
+        rows, order, _, tallies = part.tables.views()
+        tensors = (y, dy, us, gs, dA, dB, dA if dD is None else dD, rows, order, tallies)
+        numbers = (part.cells, self.T, self.call.spec.block_size, self.H, heads, of.first, of.heads)
+        grid, used = (part.lag_tiles, of.heads * routes, len(dA)), used._replace(N=geometry)
+        lags = {"LAGS": self.call.tile("backward_parameters").N}
+        run(kernels.backward_parameters, grid, used, self.call, *tensors, *numbers, **lags, **self._sizes(operator))
 
-    def _slots(self, part: Chunk, name: str, x: Tensor, y: Tensor, out: Tensor, pieces: int, widths: dict[str, int]) -> None:
-        heads = y.shape[2]
-        arguments = (x, y, out, part.rows, part.slots, part.cells, self.T, self.call.spec.block_size, heads)
-        grid = (len(part.slots), heads, pieces)
-        product(
-            slot_product, name, grid, self.call, *arguments, *out.stride()[:2], ADD=self.shared, ALIGNED=part.aligned, **widths
-        )
+    def _slots(self, name: str, of: Section, routes: int, x: Tensor, y: Tensor, out: Tensor, widths: dict[str, int]) -> None:
+        """out = xᵀ y of the slots that a section reaches."""
+        call, part = self.call, of.part
+        used, blocks = call.tile(name), call.geometry(name)
+        rows, _, slots, _ = part.tables.views()
+        numbers = (part.cells, self.T, call.spec.block_size, self.H, y.shape[2], of.first, of.heads, *out.stride()[:2])
+        pieces = 1 if widths["W2"] else -(-widths["W"] // widths["W1"])
+        grid, tile = (part.slot_blocks, of.heads * routes, pieces), used._replace(M=blocks.M, N=blocks.N)
+        constants = {"SLOTS": used.N, "ADD": self.shared, "ALIGNED": part.aligned, **widths}
+        run(slot_product, grid, tile, call, x, y, out, rows, slots, *numbers, **constants)
 
     def result(self) -> list[Tensor | None]:
         """In the order and types of Inputs. Partial sums are added in a fixed order."""

@@ -10,13 +10,15 @@ from torch import Tensor
 from hypermlp.ops.registered import Inputs
 from hypermlp.ops.triton import device
 from hypermlp.ops.triton import forward as kernels
-from hypermlp.ops.triton.blocks import Ints, Plan, chunk_rows, row_table, span_list
-from hypermlp.ops.triton.products import row_product
+from hypermlp.ops.triton.blocks import Plan, all_rows, chunk_rows, span_list
+from hypermlp.ops.triton.device import Limits
+from hypermlp.ops.triton.products import row_product, row_sum
 from hypermlp.ops.triton.tiles import Tile, tile
+from hypermlp.ops.triton.work import Section, room, sections, split
 from hypermlp.ops.types import Spec
 
 WIDEST = 128  # columns of V in one accumulator
-SCRATCH = 32 << 20  # bytes where the size of the L2 cache is unknown
+SUM = Tile(16, 16, 4, 1, "row_sum")  # rows of a program that adds up shares
 
 
 def power_of_two(n: int) -> int:
@@ -52,7 +54,6 @@ class Prepared(NamedTuple):
     right2: Tensor
     base2: Tensor
     control2: Tensor
-    spans: Ints
 
     @property
     def device(self) -> str:
@@ -63,11 +64,25 @@ class Prepared(NamedTuple):
         """Whether every row and slot lies in a span."""
         return self.inputs.spans is None
 
+    @property
+    def routes(self) -> int:
+        """Routing heads of a head: gate and scale, or the gate alone."""
+        return 2 if self.spec.kind == "glu" else 1
+
+    @property
+    def limits(self) -> Limits:
+        return device.current.limits(self.device)
+
     def tile(self, kernel: str) -> Tile:
-        return tile(kernel, device.current.limits(self.device).architecture, str(self.q.dtype).removeprefix("torch."))
+        return tile(kernel, self.limits.architecture, str(self.q.dtype).removeprefix("torch."))
+
+    def geometry(self, kernel: str) -> Tile:
+        """The tile whose rows and columns a scratch has."""
+        return self.tile("forward_w" if kernel.startswith("forward") else "backward_h")
 
     def plan(self, used: Tile) -> Plan:
-        return Plan(self.spans.tobytes(), self.spec.block_size, used.M, used.N, self.device)
+        spans = span_list(self.inputs.spans, self.q.shape[0], self.q.shape[1], self.k.shape[1])
+        return Plan(spans.tobytes(), self.spec.block_size, used.M, used.N, self.device)
 
     def shape(self) -> dict[str, Any]:
         """Sizes and choices that kernels are compiled for."""
@@ -109,8 +124,7 @@ def prepare(inputs: Inputs, spec: Spec, keep_type: bool = False) -> Prepared:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return given(left, dtype), given(right, dtype), given(base, torch.float32), given(control, dtype)
 
-    spans = span_list(inputs.spans, q.shape[0], q.shape[1], k.shape[1])
-    return Prepared(inputs, spec, q, k, v, *mixing(*inputs[3:7]), *mixing(*inputs[7:11]), spans)
+    return Prepared(inputs, spec, q, k, v, *mixing(*inputs[3:7]), *mixing(*inputs[7:11]))
 
 
 def run(kernel: Any, grid: tuple[int, ...], used: Tile, call: Prepared, *arguments: Any, **constants: Any) -> None:
@@ -122,50 +136,105 @@ def run(kernel: Any, grid: tuple[int, ...], used: Tile, call: Prepared, *argumen
     device.current.start(kernel, grid, arguments, chosen, used)
 
 
-def scratch_bytes(where: str) -> int:
-    """The scratch of a chunk of rows: half of the L2 cache, so that the next kernel finds there what one has written."""
-    return max(SCRATCH, device.current.limits(where).cache_bytes // 2)
+def empty(call: Prepared, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=call.q.device)
 
 
-def product(kernel: Any, name: str, grid: tuple[int, ...], call: Prepared, *arguments: Any, **constants: Any) -> None:
-    """Launch a product over the scratch, in tiles of SLOTS; its rows and their reach are those of the blocks."""
-    used, blocks = call.tile(name), call.tile("forward_w" if name == "forward_v" else "backward_h")
-    run(kernel, grid, used._replace(M=blocks.M, N=blocks.N), call, *arguments, SLOTS=used.N, **constants)
+def row_products(
+    name: str, call: Prepared, of: Section, routes: int, x: Tensor, y: Tensor, out: Tensor, rho: Tensor,
+    DIVIDE: bool, **widths: int,
+) -> None:  # fmt: skip
+    """out = x y of a section, `routes` times for each head; x is the scratch in time order."""
+    used, blocks = call.tile(name), call.geometry(name)
+    part, programs, W = of.part, of.heads * routes, widths["W"]
+    pieces = 1 if widths["W2"] else -(-W // widths["W1"])
+    per, splits = split(call.limits, part, programs * pieces, max(1, used.N // blocks.N))
+    tiles = -(-(part.most_tiles * blocks.N + blocks.M) // used.N)  # in time order a block of rows is M columns longer
+    per, splits = (per, -(-tiles // per)) if splits > 1 else (tiles, 1)
+    rows, order, *_ = part.tables.views()
+    heads = (call.v.shape[2], y.shape[2], of.first, of.heads)
+    shares = empty(call, splits, part.blocks, blocks.M, programs, W) if splits > 1 else out
+    numbers = (per, part.blocks, part.cells, call.q.shape[1], call.spec.block_size, *heads, *y.stride()[:2])
+    constants = {"SLOTS": used.N, "DIVIDE": DIVIDE, "SPLIT": splits > 1, **widths}
+    grid, tile = (part.blocks, programs, pieces * splits), used._replace(M=blocks.M, N=blocks.N)
+    run(row_product, grid, tile, call, x, y, out, rho, shares, rows, order, *numbers, **constants)
+    if splits > 1:
+        constants = {"W": W, "WP": power_of_two(W), "DIVIDE": DIVIDE, "PART": SUM.M}
+        each, tile = (part.blocks * (blocks.M // SUM.M), programs), SUM._replace(M=blocks.M)
+        run(row_sum, each, tile, call, shares, out, rho, rows, splits, part.blocks, call.q.shape[1], *heads, **constants)
 
 
 def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """o (B T H V), ρ (B T H), u = z·left1 (B T G R) and y2 = a·left2 (B T H R); what lies in no span is 0, and ρ 1."""
     call = prepare(inputs, spec)
-    q, k, v, shape = call.q, call.k, call.v, call.shape()
-    (B, T, G, _), (H, V), L = q.shape, v.shape[2:], spec.block_size
-
-    def fresh(*size: int, dtype: torch.dtype = torch.float32, fill: float = 0) -> Tensor:
-        if call.whole:
-            return torch.empty(size, dtype=dtype, device=q.device)
-        return torch.full(size, fill, dtype=dtype, device=q.device)
-
-    o, rho = fresh(B, T, H, V, dtype=inputs.q.dtype), fresh(B, T, H, fill=1)
-    u = fresh(B, T, G, shape["R1"]) if shape["MIX1"] else fresh(0)
-    y2 = fresh(B, T, H, shape["R2"]) if shape["MIX2"] else fresh(0)
-    k_at, v_at = k.stride()[:2], v.stride()[:2]
-    if shape["MIX1"]:
-        used, sizes = call.tile("forward_u"), {"R": shape["R1"], "RP": shape["RP1"]}
-        rows, order = row_table(call.plan(used))
-        run(kernels.forward_u, (len(rows), H), used, call, q, k, call.left1, u, rows, order, T, L, H, *k_at, **sizes)
-    tensors = (q, k, call.right1, call.base1, call.control1, u, call.right2, call.left2, call.base2, call.control2, y2, rho)
-    if shape["MIX2"]:
-        used = call.tile("forward_y")
-        rows, order = row_table(call.plan(used))
-        table = (q, rows, order, 0, T, L, H, *k_at, spec.eps)
-        run(kernels.forward_w, (len(rows), H), used, call, *tensors, *table, READ=False)
+    (B, T, _, _), (H, V) = call.q.shape, call.v.shape[2:]
+    u = first_sums(call)
+    y2, rho = second_sums(call, u)
+    o = (torch.empty if call.whole else torch.zeros)(B, T, H, V, dtype=inputs.q.dtype, device=call.q.device)
     used = call.tile("forward_w")
-    width, pieces = value_pieces(V)
-    widths = {"W": V, "W1": width, "W2": 0, "DIVIDE": True}
-    chunks, _ = chunk_rows(call.plan(used), scratch_bytes(call.device) // max(1, H * q.element_size()), used.N, used.N)
-    w = torch.empty(max((c.cells for c in chunks), default=0) * H, dtype=q.dtype, device=q.device)
-    for part in chunks:
-        table = (part.rows, part.order, part.cells, T, L, H)
-        grid = (len(part.rows), H)
-        run(kernels.forward_w, grid, used, call, *tensors, w, *table, *k_at, spec.eps, READ=True)
-        product(row_product, "forward_v", (*grid, pieces), call, w, v, o, rho, *table, *v_at, **widths)
+    plan = call.plan(used)
+    held = room(call.limits, plan, H, call.q.element_size())
+    chunks, _ = chunk_rows(plan, held.cells, used.N, used.N)
+    w = empty(call, max((c.cells for c in chunks), default=0) * held.heads, dtype=call.q.dtype)
+    width, _ = value_pieces(V)
+    for of in sections(chunks, H, held.heads):
+        per, splits = split(call.limits, of.part, of.heads)
+        hidden_pass(call, used, of, per, splits, u, y2, rho, w, READ=True)
+        row_products("forward_v", call, of, 1, w, call.v, o, rho, True, W=V, W1=width, W2=0)
     return o, rho, u, y2
+
+
+def shares_of(call: Prepared, splits: int, *shape: int) -> Tensor:
+    """Room for the shares of a sum over slots, zero where no program writes."""
+    return (torch.empty if call.whole else torch.zeros)(splits, *shape, dtype=torch.float32, device=call.q.device)
+
+
+def total(shares: Tensor) -> Tensor:
+    """The sum of all splits' shares, in a fixed order."""
+    return shares[0] if len(shares) == 1 else shares.sum(0)
+
+
+def first_sums(call: Prepared) -> Tensor:
+    """u = z·left1 (B T G R); empty without R1."""
+    (B, T, G, _), H, shape = call.q.shape, call.v.shape[2], call.shape()
+    if not shape["MIX1"]:
+        return empty(call, 0)
+    used, R = call.tile("forward_u"), shape["R1"]
+    part = all_rows(call.plan(used))
+    per, splits = split(call.limits, part, H)
+    shares = shares_of(call, splits, B, T, G, R)
+    rows, order, *_ = part.tables.views()
+    tensors = (call.q, call.k, call.left1, shares, rows, order, per, B * T * G * R)
+    grid = (part.blocks, H, splits)
+    run(kernels.forward_u, grid, used, call, *tensors, T, call.spec.block_size, H, *call.k.stride()[:2], R=R, RP=shape["RP1"])
+    return total(shares)
+
+
+def second_sums(call: Prepared, u: Tensor) -> tuple[Tensor, Tensor]:
+    """y2 = a·left2 (B T H R), empty without R2, and ρ (B T H)."""
+    (B, T), H, shape = call.q.shape[:2], call.v.shape[2], call.shape()
+    if not shape["MIX2"] and not shape["NORM"]:
+        return empty(call, 0), torch.ones(B, T, H, device=call.q.device)
+    used = call.tile("forward_y")
+    part = all_rows(call.plan(used))
+    per, splits = split(call.limits, part, H)
+    y2 = shares_of(call, splits, B, T, H, shape["R2"]) if shape["MIX2"] else empty(call, 1, 0)
+    rho = shares_of(call, splits, B, T, H)
+    if not call.whole:
+        rho[0] = 1  # which the sum gives where no program writes
+    hidden_pass(call, used, Section(part, 0, H), per, splits, u, y2, rho, call.q, READ=False)
+    if splits == 1:
+        return y2[0], rho[0]
+    return total(y2), rho.sum(0).add_(call.spec.eps).sqrt_() if shape["NORM"] else torch.ones_like(rho[0])
+
+
+def hidden_pass(
+    call: Prepared, used: Tile, of: Section, per: int, splits: int, u: Tensor, y2: Tensor, rho: Tensor, w: Tensor, READ: bool
+) -> None:
+    """One launch of forward_w."""
+    (B, T), H = call.q.shape[:2], call.v.shape[2]
+    rows, order, *_ = of.part.tables.views()
+    tensors = (call.q, call.k, call.right1, call.base1, call.control1, u, call.right2, call.left2, call.base2, call.control2)
+    table = (rows, order, per, B * T * H, of.part.cells, T, call.spec.block_size, H, of.first, of.heads)
+    grid, more = (of.part.blocks, of.heads, splits), (*call.k.stride()[:2], call.spec.eps)
+    run(kernels.forward_w, grid, used, call, *tensors, y2, rho, w, *table, *more, READ=READ, SPLIT=splits > 1)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from hypermlp.ops.registered import Inputs, register
-from hypermlp.ops.triton.blocks import span_list
 from hypermlp.ops.triton.gradients import backward
 from hypermlp.ops.triton.launch import forward
 from hypermlp.ops.triton.stepping import decode, is_step
@@ -25,10 +24,7 @@ def empty_y2(i: Inputs) -> Tensor:
 
 def infer(inputs: Inputs, spec: Spec, chunk: int | None) -> Tensor:
     """o; by the decode kernels where every sequence has one new row."""
-    (B, T), S = inputs.q.shape[:2], inputs.k.shape[1]
-    if is_step(span_list(inputs.spans, B, T, S)):
-        return decode(inputs, spec)
-    return forward(inputs, spec, chunk)[0]
+    return decode(inputs, spec) if is_step(inputs) else forward(inputs, spec, chunk)[0]
 
 
 mix = register("triton", forward, backward, also_saved=(empty_u, empty_y2), infer=infer)
