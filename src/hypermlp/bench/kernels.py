@@ -16,28 +16,16 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hypermlp.errors import RunError
+from hypermlp.ops.triton.specialise import Launch, describe
 
 ARCHITECTURES = (80, 89, 90)
 TYPES = ("bfloat16", "float32")
 SHARED_LIMIT = {80: 166_912, 89: 101_376, 90: 232_448}  # bytes per block that a program may ask for
 WIDTH, HEADS, RANK, TOKENS = 768, 2, 16, 1024
 SPILL_LIMIT = 256  # bytes, in backward kernels; forward and decode kernels must not spill
-
-
-class Launch(NamedTuple):
-    """One kernel as it would be started."""
-
-    name: str
-    kernel: Any
-    signature: dict[str, str]
-    constants: dict[str, Any]
-    divisible: tuple[int, ...]
-    warps: int
-    stages: int
-    grid: tuple[int, ...]
 
 
 def macs(name: str, c: dict[str, Any]) -> int:
@@ -173,36 +161,12 @@ def record_launches(arch: int, dtype: str) -> list[Launch]:
     return list(found.values())
 
 
-def describe(name: str, kernel: Any, grid: tuple[int, ...], used: Any, arguments: Any, constants: dict[str, Any]) -> Launch:
-    """The launch as Triton specialises it: pointers and whole numbers divisible by 16 are known to be."""
-    import torch
-
-    types = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32"}
-    signature, divisible, fixed = {}, [], dict(constants)
-    for place, (argument, value) in enumerate(zip(kernel.arg_names, arguments, strict=False)):
-        if isinstance(value, torch.Tensor):
-            signature[argument] = types[value.dtype]
-            divisible.append(place)
-        elif isinstance(value, float):
-            signature[argument] = "fp32"
-        elif value == 1:
-            fixed[argument] = 1
-        else:
-            signature[argument] = "i32" if abs(value) < 2**31 else "i64"
-            if value % 16 == 0:
-                divisible.append(place)
-    signature |= {argument: "constexpr" for argument in fixed}
-    ordered = {argument: signature[argument] for argument in kernel.arg_names}
-    return Launch(name, kernel, ordered, fixed, tuple(divisible), used.warps, used.stages, grid)
-
-
 def compile_launch(launch: Launch, arch: int) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    attributes = {(place,): [["tt.divisibility", 16]] for place in launch.divisible}
-    source = ASTSource(launch.kernel, launch.signature, launch.constants, attributes)
+    source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes())
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 

@@ -1,0 +1,1 @@
+"""What helps to test kernels; nothing else in the package imports it."""
