@@ -107,7 +107,7 @@ def register(
     """Define the operators hypermlp::name and hypermlp::name_backward; returns the function that calls them.
 
     also_saved: what the forward gives beside o and ρ, as functions that make empty tensors of the same shapes. infer: o alone,
-    called where nobody records; the forward, if None.
+    called where nobody differentiates, as hypermlp::name_infer where somebody traces; the forward, if None.
     """
     outputs = ["o", "rho", *(f"saved{n}" for n in range(len(also_saved)))]
 
@@ -143,6 +143,20 @@ def register(
     )
     opaque.register_fake(fake_forward)
     opaque_backward.register_fake(fake_backward)
+
+    def inferred(call: Call) -> Tensor:
+        with no_autocast(call.inputs.q):
+            return forward(*call)[0] if infer is None else infer(*call)
+
+    opaque_infer = None
+    if infer is not None:
+        opaque_infer = torch.library.custom_op(
+            f"hypermlp::{name}_infer",
+            lambda *arguments: inferred(Call.from_flat(arguments)),
+            mutates_args=(),
+            schema=f"({CALL_SCHEMA}) -> Tensor",
+        )
+        opaque_infer.register_fake(lambda *arguments: fake_forward(*arguments)[0])
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         tensors, *ctx.options = Call.from_flat(inputs)
@@ -197,11 +211,12 @@ def register(
         call = Call(Inputs(q, k, v, *flatten_mixing(routing, False), *flatten_mixing(reading, True), spans), spec, chunk)
         observer = observed(*call.inputs)
         if observer == "tracer":
+            if opaque_infer is not None and not needs_gradient(*call.inputs):
+                return cast("Tensor", opaque_infer(*call.flat()))
             return opaque(*call.flat())[0]
         if observer == "autograd":
             return cast("Tensor", Eager.apply(spec, chunk, *call.inputs))
-        with no_autocast(q):
-            return forward(*call)[0] if infer is None else infer(*call)
+        return inferred(call)
 
     return mix
 
@@ -275,14 +290,14 @@ def observed(*tensors: Tensor | None) -> Literal["tracer", "autograd", None]:
     """Who observes a call. A tracer: a compiler, a dispatch mode or a transform sees operators, or there are no values."""
     if traced():
         return "tracer"
-    differentiable = False
-    for t in tensors:
-        if t is None:
-            continue
-        if type(t) not in ORDINARY or t.is_meta or is_functorch_wrapped_tensor(t):
-            return "tracer"
-        differentiable = differentiable or t.requires_grad
-    return "autograd" if differentiable and torch.is_grad_enabled() else None
+    if any(t is not None and (type(t) not in ORDINARY or t.is_meta or is_functorch_wrapped_tensor(t)) for t in tensors):
+        return "tracer"
+    return "autograd" if needs_gradient(*tensors) else None
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether autograd records what is made of these tensors."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def recording(*tensors: Tensor | None) -> bool:
