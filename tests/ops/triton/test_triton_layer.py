@@ -12,7 +12,7 @@ from helpers import assert_same, make_layer, make_problem, randn, run_layer
 from hypermlp import ops
 from hypermlp.ops import pointwise
 from hypermlp.ops.registered import Inputs, flatten_mixing
-from hypermlp.ops.triton import blocks, device, gradients, launch, operator, stepping, work
+from hypermlp.ops.triton import blocks, device, gradients, operator, stepping, work
 from interpreter import patched_once, rms, run
 
 SPANS = [[0, 0, 5, 0, 5], [0, 5, 6, 5, 6], [0, 6, 38, 6, 38]]  # [batch entry, row begin, row end, slot begin, slot end]
