@@ -26,6 +26,7 @@ from hypermlp.ops.triton.skew import (
     low_rank,
     mm,
     per_lag,
+    piece_scores,
     rotate,
     softplus_sigmoid,
     store_rows,
@@ -71,18 +72,23 @@ def backward_dw(
     row = b * T * H + h
     vb = v + b * v_b + c0.to(tl.int64) * v_t + h * V
     db = dr + row * V
+    HELD: tl.constexpr = NV <= 3
     x0 = load_rows(db, t, rows, H * V, V, 0, BV)
     x1, x2 = x0, x0
-    if NV > 1:
+    if HELD and NV > 1:
         x1 = load_rows(db, t, rows, H * V, V, BV, BV)
-    if NV > 2:
+    if HELD and NV > 2:
         x2 = load_rows(db, t, rows, H * V, V, 2 * BV, BV)
     memory = to_dw + h.to(tl.int64) * cells + scratch_block(entry, M)
     d1, d2 = tl.zeros([M, N], DT), tl.zeros([M, N], DT)
     g = tl.zeros([M, RP2], tl.float32)
     for n in range(0, Q + LATE):
         c = at + 1 - (Q - n) * N + j
-        now = wide_scores(x0, x1, x2, db, t, rows, vb, c, (c >= 0) & (c < S), H * V, v_t, V, BV, NV, PREC)
+        seen = (c >= 0) & (c < S)
+        if HELD:
+            now = wide_scores(x0, x1, x2, vb, c, seen, v_t, V, BV, NV, PREC)
+        else:
+            now = piece_scores(db, t, rows, H * V, vb, c, seen, v_t, V, BV, M, N, PREC)
         now = rotate(cast(now, DT), M, N)
         dw = lag_select(d2, d1, now, M, N)
         d2, d1 = d1, now

@@ -77,19 +77,26 @@ def scores(q1, q2, k_ptr, c, ok, stride, K: tl.constexpr, K1: tl.constexpr, K2: 
 
 
 @triton.jit
-def wide_scores(
-    x0, x1, x2, x_ptr, t, rows, v_ptr, c, ok, x_stride, stride,
-    V: tl.constexpr, BV: tl.constexpr, NV: tl.constexpr, PREC: tl.constexpr,
+def piece_scores(
+    x_ptr, t, rows, x_stride, y_ptr, c, ok, y_stride,
+    W: tl.constexpr, BW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """x vᵀ over slots c: three pieces of x stay at hand, further ones are loaded again."""
+    """x yᵀ of rows t and slots c over any width W in pieces of BW: one at a time, so that memory does not grow with W."""
+    z = tl.zeros([M, N], tl.float32)
+    for first in range(0, W, BW):
+        x = load_rows(x_ptr, t, rows, x_stride, W, first, BW)
+        z = mm(x, load_cols(y_ptr, c, ok, y_stride, W, first, BW), z, PREC)
+    return z
+
+
+@triton.jit
+def wide_scores(x0, x1, x2, v_ptr, c, ok, stride, V: tl.constexpr, BV: tl.constexpr, NV: tl.constexpr, PREC: tl.constexpr):
+    """x vᵀ over slots c, where the pieces of x, three at most, stay at hand."""
     z = mm(x0, load_cols(v_ptr, c, ok, stride, V, 0, BV), None, PREC)
     if NV > 1:
         z = mm(x1, load_cols(v_ptr, c, ok, stride, V, BV, BV), z, PREC)
     if NV > 2:
         z = mm(x2, load_cols(v_ptr, c, ok, stride, V, 2 * BV, BV), z, PREC)
-    for piece in tl.static_range(3, NV):
-        x = load_rows(x_ptr, t, rows, x_stride, V, piece * BV, BV)
-        z = mm(x, load_cols(v_ptr, c, ok, stride, V, piece * BV, BV), z, PREC)
     return z
 
 
