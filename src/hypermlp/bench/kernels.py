@@ -177,7 +177,7 @@ def describe(name: str, kernel: Any, grid: tuple[int, ...], used: Any, arguments
     """The launch as Triton specialises it: pointers and whole numbers divisible by 16 are known to be."""
     import torch
 
-    types = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32"}
+    types = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
     signature, divisible, fixed = {}, [], dict(constants)
     for place, (argument, value) in enumerate(zip(kernel.arg_names, arguments, strict=False)):
         if isinstance(value, torch.Tensor):
@@ -185,11 +185,11 @@ def describe(name: str, kernel: Any, grid: tuple[int, ...], used: Any, arguments
             divisible.append(place)
         elif isinstance(value, float):
             signature[argument] = "fp32"
-        elif value == 1:
+        elif value == 1 and not kernel.params[place].do_not_specialize:
             fixed[argument] = 1
         else:
             signature[argument] = "i32" if abs(value) < 2**31 else "i64"
-            if value % 16 == 0:
+            if value % 16 == 0 and not kernel.params[place].do_not_specialize:
                 divisible.append(place)
     signature |= {argument: "constexpr" for argument in fixed}
     ordered = {argument: signature[argument] for argument in kernel.arg_names}

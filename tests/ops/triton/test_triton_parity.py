@@ -99,7 +99,7 @@ def test_widths_of_several_pieces(K: int, V: int, R: int, dtype: torch.dtype) ->
     assert_parity(problem, dtype)
 
 
-@pytest.mark.parametrize("K, V", [(20, 260)])
+@pytest.mark.parametrize("K, V", [(20, 260), (300, 20)])
 def test_widths_in_a_loop(K: int, V: int) -> None:
     assert_parity(wide_problem(18, K, V, 5, L=12, **SMALL))
 

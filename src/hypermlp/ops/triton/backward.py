@@ -35,7 +35,7 @@ from hypermlp.ops.triton.skew import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def backward_rows(d_o, o, rho, dr, dn, count, V: tl.constexpr, VP: tl.constexpr, NORM: tl.constexpr, M: tl.constexpr):
     """dõ (B T H V) and dn (B T H), which is zero without a norm."""
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
@@ -56,7 +56,7 @@ def store_controlled(g, u, s, ds, gs, t, rows, stride, R: tl.constexpr, RP: tl.c
     store_rows(gs, t, rows, stride, R, 0, g * load_rows(s, t, rows, stride, R, 0, RP).to(tl.float32), RP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def backward_dw(
     dr, v, A2, s2, y2, ds2, gs2, to_dw, table, order, cells, T, L, H, v_b, v_t,
     V: tl.constexpr, BV: tl.constexpr, NV: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr, MIX2: tl.constexpr,
@@ -104,14 +104,14 @@ def backward_dw(
         store_controlled(g, y2 + first, s2 + first, ds2 + first, gs2 + first, t, rows, H * R2, R2, RP2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def backward_h(
     q, k, B1, D1, s1, u, ds1, gs1, A2, B2, D2, gs2, ys2, dn, from_dw, to_z, to_dh, to_a, to_w,
     table, order, cells, T, L, H, k_b, k_t,
     K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
     R1: tl.constexpr, RP1: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr,
     GLU: tl.constexpr, MIX1: tl.constexpr, BASE1: tl.constexpr, MIX2: tl.constexpr, BASE2: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, PACK: tl.constexpr, PREC: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, PACK: tl.constexpr, PREC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """With R1 z and dh go to the scratch in lag order; without it dh is dz and goes to z's place in time order."""
     entry = table + tl.load(order + tl.program_id(0)) * 8
@@ -123,7 +123,8 @@ def backward_h(
     DT: tl.constexpr = k.dtype.element_ty
     CARRY: tl.constexpr = tl.int32 if GLU and PACK else tl.float32
     Q = tl.cdiv(tl.minimum(L, at + M), N)
-    qg1, qg2, qs1, qs2 = queries(q, b, t, rows, h, T, H, K, K1, K2, GLU)
+    qb = q + (b * T * G + h) * K
+    qg1, qg2, qs1, qs2 = queries(qb, t, rows, H, K, K1, K2, GLU)
     kg = k + b * k_b + c0.to(tl.int64) * k_t + h * K
     ks = kg + H * K
     first, row = (b * T * G + h) * R1, b * T * H + h
@@ -143,7 +144,8 @@ def backward_h(
     c1, c2 = tl.zeros([M, N], CARRY), tl.zeros([M, N], CARRY)
     gg, gt = tl.zeros([M, RP1], tl.float32), tl.zeros([M, RP1], tl.float32)
     for n in range(0, Q + LATE):
-        zg, zs = both_scores(qg1, qg2, qs1, qs2, kg, ks, at + 1 - (Q - n) * N + j, S, k_t, K, K1, K2, GLU, PREC)
+        c = at + 1 - (Q - n) * N + j
+        zg, zs = both_scores(qg1, qg2, qs1, qs2, qb, t, rows, H, kg, ks, c, S, k_t, K, K1, K2, GLU, M, N, PREC)
         zg, zs, g1, g2, c1, c2 = to_lags(zg, zs, g1, g2, c1, c2, M, N, GLU, PACK)
         p = L - (Q - n + LATE) * N + j
         ok = (p >= 0) & (n >= LATE)
@@ -162,7 +164,7 @@ def backward_h(
         dhg = tl.where(hg > 0, da, 0.0)
         if GLU:
             hs = hidden(zs, uss, B1 + (h + H) * L * R1, D1 + (h + H) * L, p, ok, exists, R1, RP1, MIX1, BASE1, PREC)
-            positive, slope = softplus_sigmoid(hs, not PACK)
+            positive, slope = softplus_sigmoid(hs, not PACK, PTX)
             dhs = cast(dhg * a * slope, DT)
             dhg *= positive
             a *= positive
@@ -195,7 +197,7 @@ def backward_h(
             store_controlled(gt, u + first, s1 + first, ds1 + first, gs1 + first, t, rows, G * R1, R1, RP1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def backward_parameters(
     from_y, from_dy, us, gs, dA, dB, dD, table, order, tallies, cells, T, L, heads,
     R: tl.constexpr, RP: tl.constexpr, BASE: tl.constexpr,
@@ -230,7 +232,7 @@ def backward_parameters(
         tl.store(dD + first + p, dd + tl.load(dD + first + p, mask=ok, other=0.0), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def backward_dz(
     from_dh, A1, D1, gs1, to_dz, table, order, cells, T, L, heads,
     R: tl.constexpr, RP: tl.constexpr, BASE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PREC: tl.constexpr,

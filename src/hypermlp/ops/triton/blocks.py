@@ -62,8 +62,9 @@ def reach(blocks: Ints, L: int, M: int, N: int) -> Ints:
     return -(-np.minimum(L, blocks[:, POSITION] + M) // N) * N
 
 
-def on(device: str, array: Ints) -> Tensor:
-    table = torch.from_numpy(np.ascontiguousarray(array, np.int32))
+def on(device: str, array: Ints, far: bool = False) -> Tensor:
+    """A table of 32 bits, or 64 where numbers that are computed from it may exceed them."""
+    table = torch.from_numpy(np.ascontiguousarray(array, np.int64 if far else np.int32))
     return table if device == "cpu" else table.pin_memory().to(device, non_blocking=True)
 
 
@@ -75,6 +76,7 @@ class Plan(NamedTuple):
     M: int
     N: int
     device: str
+    far: bool = False  # tables of 64 bits
 
     def array(self) -> Ints:
         return np.frombuffer(self.spans, np.int64).reshape(-1, 5)
@@ -85,7 +87,7 @@ def row_table(plan: Plan) -> tuple[Tensor, Tensor]:
     """All row blocks (n 8), for kernels without a scratch, and their order (n), those with the most work first."""
     blocks = row_blocks(plan.array(), plan.M)
     order = np.argsort(-reach(blocks, plan.L, plan.M, plan.N), kind="stable")
-    return on(plan.device, blocks), on(plan.device, order)
+    return on(plan.device, blocks, plan.far), on(plan.device, order)
 
 
 @functools.lru_cache(maxsize=64)
@@ -134,7 +136,8 @@ def make_chunk(plan: Plan, blocks: Ints, spans: Ints, lags: int, slots: int, sha
     reached = np.concatenate([slot_blocks(plan, blocks, np.flatnonzero(spans == s), slots, shared) for s in np.unique(spans)])
     aligned = not (np.any(blocks[:, POSITION] % 16) or np.any(reached[:, 2] % 16))
     cells = int(sizes.sum()) + 2 * MARGIN
-    rows, by_length, seen, reaching = (on(plan.device, x) for x in (blocks, order, reached, tallies))
+    rows, seen = (on(plan.device, x, plan.far) for x in (blocks, reached))
+    by_length, reaching = (on(plan.device, x) for x in (order, tallies))
     return Chunk(rows, by_length, seen, cells, reaching, tiles, aligned)
 
 

@@ -114,9 +114,10 @@ class Gradients:
             tensors = (scratch.dh, call.left1, call.base1, self.gs1, scratch.z)
             run(kernels.backward_dz, (n, G), call.tile("backward_dz"), call, *tensors, *rows, G, **self._sizes(0))
         keys = {"W": self.K, "W1": self.shape["K1"], "W2": self.shape["K2"]}
+        key_parts = -(-self.K // (keys["W1"] + keys["W2"]))
         arguments = (scratch.z, k, self.dq, self.dn, *rows, G, *k_at)
-        product(row_product, "backward_q", (n, G, 1), call, *arguments, DIVIDE=False, **keys)
-        self._slots(part, "backward_k", scratch.z, q, self.dk, 1, keys)
+        product(row_product, "backward_q", (n, G, key_parts), call, *arguments, DIVIDE=False, **keys)
+        self._slots(part, "backward_k", scratch.z, q, self.dk, key_parts, keys)
         self._slots(part, "backward_v", scratch.w, self.dr, self.dv, pieces, {"W": self.V, "W1": BV, "W2": 0})
 
     def _sizes(self, which: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hypermlp.ops.triton.forward import row_block, scratch_block
 from hypermlp.ops.triton.skew import load_rows, mm, store_rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def row_product(
     from_x, y, out, rho, table, order, cells, T, L, heads, y_b, y_t,
     W: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, DIVIDE: tl.constexpr,
@@ -48,7 +48,7 @@ def row_product(
         store_rows(to, t, rows, heads * W, W, piece + W1, d2, W2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def slot_product(
     from_x, y, out, table, slots, cells, T, L, heads, out_b, out_t,
     W: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, ADD: tl.constexpr, ALIGNED: tl.constexpr,

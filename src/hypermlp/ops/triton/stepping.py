@@ -24,19 +24,19 @@ def is_step(spans: Ints) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def step_table(spans: bytes, L: int, device: str) -> tuple[Tensor, int]:
+def step_table(spans: bytes, L: int, device: str, far: bool) -> tuple[Tensor, int]:
     """Batch entry, row, first slot and number of slots of each sequence (n 4); the largest number."""
     b, row, _, _, end = np.frombuffer(spans, np.int64).reshape(-1, 5).T
     begin = np.frombuffer(spans, np.int64).reshape(-1, 5)[:, 3]
     count = np.minimum(end - begin, L)
-    return on(device, np.stack([b, row, end - count, count], 1)), int(count.max())
+    return on(device, np.stack([b, row, end - count, count], 1), far), int(count.max())
 
 
 def decode(inputs: Inputs, spec: Spec) -> Tensor:
     """o (B T H V) of the rows in the spans, each the only one of its span; zero elsewhere."""
     call = prepare(inputs, spec, keep_type=True)
     (B, T, G, K), (H, V) = call.q.shape, call.v.shape[2:]
-    table, room = step_table(call.spans.tobytes(), spec.block_size, call.device)
+    table, room = step_table(call.spans.tobytes(), spec.block_size, call.device, call.far)
     used, s = call.tile("decode"), call.shape()
     tiles = -(-room // used.N)
     steps = -(-tiles // MOST_PARTS)
