@@ -148,7 +148,7 @@ def companion_errors(dtype: str, arch: int) -> dict[str, float]:
 
 
 def layer_errors(arch: int) -> dict[str, float]:
-    """A training step of a layer, all of it in Triton kernels, and tokens decoded against a cache of rows of different length."""
+    """A training step of a layer, all of it in Triton kernels, and tokens decoded against rows of different length."""
     layer, exact = (make_layer(dtype=t, n_head=1, block_size=20) for t in (torch.float32, torch.float64))
     x = randn(1, 29, 16, dtype=torch.float32)
     with emulated(arch, ORDERS[arch]):

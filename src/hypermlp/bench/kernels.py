@@ -118,7 +118,7 @@ def against_flash(rows: Sequence[dict[str, Any]], arch: int, dtype: str = "bfloa
 # In the process that compiles.
 
 
-def record_launches(arch: int, dtype: str) -> list[Launch]:
+def record_launches(arch: int, dtype: str, width: int = WIDTH, heads: int = HEADS, rank: int = RANK) -> list[Launch]:
     """The launches of a forward and backward of one layer's operator, and of a decoding step; each kernel once."""
     import torch
 
@@ -139,17 +139,17 @@ def record_launches(arch: int, dtype: str) -> list[Launch]:
                 found[name] = describe(name, kernel, grid, used, arguments, constants)
 
     kind = getattr(torch, dtype)
-    H, L = HEADS, TOKENS
+    H, L, K, V = heads, TOKENS, width // (8 * heads), width // heads
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=kind)
 
     def mixing(heads: int, rows: int) -> tuple[torch.Tensor, ...]:
-        left, right = tensor(heads, L, RANK), tensor(heads, L, RANK)
-        return left, right, torch.zeros(heads, L), tensor(1, rows, heads, RANK)
+        left, right = tensor(heads, L, rank), tensor(heads, L, rank)
+        return left, right, torch.zeros(heads, L), tensor(1, rows, heads, rank)
 
     def inputs(rows: int) -> Inputs:
-        q, k, v = tensor(1, rows, 2 * H, WIDTH // 16), tensor(1, L, 2 * H, WIDTH // 16), tensor(1, L, H, WIDTH // H)
+        q, k, v = tensor(1, rows, 2 * H, K), tensor(1, L, 2 * H, K), tensor(1, L, H, V)
         return Inputs._make((q, k, v, *mixing(2 * H, rows), *mixing(H, rows), None))
 
     spec = Spec(kind="glu", norm="out_scale", aligner="offset", causal=True, block_size=L, eps=1e-12)

@@ -99,6 +99,11 @@ def test_widths_of_several_pieces(K: int, V: int, R: int, dtype: torch.dtype) ->
     assert_parity(problem, dtype)
 
 
+@pytest.mark.parametrize("K, V", [(20, 260), (300, 20)])
+def test_widths_in_a_loop(K: int, V: int) -> None:
+    assert_parity(wide_problem(18, K, V, 5, L=12, **SMALL))
+
+
 @pytest.mark.parametrize("kind, name", [("glu", "everything"), ("glu", "no R1"), ("glu", "no R2"), ("relu", "no norm")])
 def test_bfloat16(kind: str, name: str) -> None:
     assert_parity(half_problem(33, L=40, kind=kind, **SMALL, **OPTIONS[name]), torch.bfloat16)

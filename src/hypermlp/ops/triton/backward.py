@@ -27,6 +27,7 @@ from hypermlp.ops.triton.skew import (
     low_rank,
     mm,
     per_lag,
+    piece_scores,
     rotate,
     softplus_sigmoid,
     store_rows,
@@ -35,7 +36,7 @@ from hypermlp.ops.triton.skew import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def backward_rows(d_o, o, rho, dr, dn, count, V: tl.constexpr, VP: tl.constexpr, NORM: tl.constexpr, M: tl.constexpr):
     """dõ (B T H V) and dn (B T H), which is zero without a norm."""
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
@@ -56,7 +57,7 @@ def store_shares(shares, entry_number, x, local, heads, blocks, M: tl.constexpr,
     store_rows(shares + local * RP, row, row >= 0, heads * RP, RP, 0, x, RP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "splits", "T", "first", "count"])
 def backward_control(
     shares, u, s, ds, gs, table, splits, blocks, T, H, heads, first, count,
     R: tl.constexpr, RP: tl.constexpr, M: tl.constexpr,
@@ -75,7 +76,7 @@ def backward_control(
     store_rows(gs + own, t, rows, stride, R, 0, g * load_rows(s + own, t, rows, stride, R, 0, RP).to(tl.float32), RP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["per", "blocks", "T", "first", "count"])
 def backward_dw(
     dr, v, A2, shares, to_dw, table, order, per, blocks, cells, T, L, H, first, count, v_b, v_t,
     V: tl.constexpr, BV: tl.constexpr, NV: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr, MIX2: tl.constexpr,
@@ -92,11 +93,12 @@ def backward_dw(
     row = b * T * H + h
     vb = v + b * v_b + c0.to(tl.int64) * v_t + h * V
     db = dr + row * V
+    HELD: tl.constexpr = NV <= 3
     x0 = load_rows(db, t, rows, H * V, V, 0, BV)
     x1, x2 = x0, x0
-    if NV > 1:
+    if HELD and NV > 1:
         x1 = load_rows(db, t, rows, H * V, V, BV, BV)
-    if NV > 2:
+    if HELD and NV > 2:
         x2 = load_rows(db, t, rows, H * V, V, 2 * BV, BV)
     memory = to_dw + local.to(tl.int64) * cells + scratch_block(entry, M)
     d1, d2 = tl.zeros([M, N], DT), tl.zeros([M, N], DT)
@@ -104,7 +106,11 @@ def backward_dw(
     begin, end = split_tiles(Q, per, LATE)
     for n in range(begin, end):
         c = at + 1 - (Q - n) * N + j
-        now = wide_scores(x0, x1, x2, db, t, rows, vb, c, (c >= 0) & (c < S), H * V, v_t, V, BV, NV, PREC)
+        seen = (c >= 0) & (c < S)
+        if HELD:
+            now = wide_scores(x0, x1, x2, vb, c, seen, v_t, V, BV, NV, PREC)
+        else:
+            now = piece_scores(db, t, rows, H * V, vb, c, seen, v_t, V, BV, M, N, PREC)
         now = rotate(cast(now, DT), M, N)
         dw = lag_select(d2, d1, now, M, N)
         d2, d1 = d1, now
@@ -119,14 +125,14 @@ def backward_dw(
         store_shares(shares, number, g, local, count, blocks, M, RP2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["per", "blocks", "T", "first", "count"])
 def backward_h(
     q, k, B1, D1, us1, A2, B2, D2, gs2, ys2, dn, shares, from_dw, to_z, to_dh, to_a, to_w,
     table, order, per, blocks, cells, T, L, H, first, count, k_b, k_t,
     K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
     R1: tl.constexpr, RP1: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr,
     GLU: tl.constexpr, MIX1: tl.constexpr, BASE1: tl.constexpr, MIX2: tl.constexpr, BASE2: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, PACK: tl.constexpr, PREC: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, PACK: tl.constexpr, PREC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """With R1 z and dh go to the scratch in lag order; without it dh is dz and goes to z's place in time order."""
     number = tl.load(order + tl.program_id(0))
@@ -139,7 +145,8 @@ def backward_h(
     DT: tl.constexpr = k.dtype.element_ty
     CARRY: tl.constexpr = tl.int32 if GLU and PACK else tl.float32
     Q = tl.cdiv(tl.minimum(L, at + M), N)
-    qg1, qg2, qs1, qs2 = queries(q, b, t, rows, h, T, H, K, K1, K2, GLU)
+    qb = q + (b * T * G + h) * K
+    qg1, qg2, qs1, qs2 = queries(qb, t, rows, H, K, K1, K2, GLU)
     kg = k + b * k_b + c0.to(tl.int64) * k_t + h * K
     ks = kg + H * K
     row = b * T * H + h
@@ -161,7 +168,8 @@ def backward_h(
     gg, gt = tl.zeros([M, RP1], tl.float32), tl.zeros([M, RP1], tl.float32)
     begin, end = split_tiles(Q, per, LATE)
     for n in range(begin, end):
-        zg, zs = both_scores(qg1, qg2, qs1, qs2, kg, ks, at + 1 - (Q - n) * N + j, S, k_t, K, K1, K2, GLU, PREC)
+        c = at + 1 - (Q - n) * N + j
+        zg, zs = both_scores(qg1, qg2, qs1, qs2, qb, t, rows, H, kg, ks, c, S, k_t, K, K1, K2, GLU, M, N, PREC)
         zg, zs, g1, g2, c1, c2 = to_lags(zg, zs, g1, g2, c1, c2, M, N, GLU, PACK)
         p = L - (Q - n + LATE) * N + j
         ok = (p >= 0) & (n >= begin + LATE)
@@ -180,7 +188,7 @@ def backward_h(
         dhg = tl.where(hg > 0, da, 0.0)
         if GLU:
             hs = hidden(zs, uss, B1 + (h + H) * L * R1, D1 + (h + H) * L, p, ok, exists, R1, RP1, MIX1, BASE1, PREC)
-            positive, slope = softplus_sigmoid(hs, not PACK)
+            positive, slope = softplus_sigmoid(hs, not PACK, PTX)
             dhs = cast(dhg * a * slope, DT)
             dhg *= positive
             a *= positive
@@ -213,7 +221,7 @@ def backward_h(
             store_shares(shares, number, gt, local + count, routes, blocks, M, RP1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "first", "count"])
 def backward_parameters(
     from_y, from_dy, us, gs, dA, dB, dD, table, order, tallies, cells, T, L, H, heads, first, count,
     R: tl.constexpr, RP: tl.constexpr, BASE: tl.constexpr,
@@ -249,7 +257,7 @@ def backward_parameters(
         tl.store(dD + to + p, dd + tl.load(dD + to + p, mask=ok, other=0.0), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["per", "T", "first", "count"])
 def backward_dz(
     from_dh, A1, D1, gs1, to_dz, table, order, per, cells, T, L, H, heads, first, count,
     R: tl.constexpr, RP: tl.constexpr, BASE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PREC: tl.constexpr,

@@ -30,10 +30,10 @@ BATCH, ROW, ROW_END, SLOT, POSITION, SLOTS, OFFSET, STRIDE = range(8)
 class Tables:
     """Tables in one piece of a device's memory, copied once, and read by whatever stream a call is on."""
 
-    def __init__(self, device: str, *arrays: Ints) -> None:
-        """Each becomes a tensor of int32; all begin at multiples of 16 bytes."""
+    def __init__(self, device: str, far: bool, *arrays: Ints) -> None:
+        """Tensors of 32 bits, or 64 where numbers computed from them may exceed these; all begin at multiples of 16 bytes."""
         padded = [np.pad(x.ravel(), (0, -x.size % 4)) for x in arrays]
-        self.host = torch.from_numpy(np.concatenate(padded).astype(np.int32))
+        self.host = torch.from_numpy(np.concatenate(padded).astype(np.int64 if far else np.int32))
         self.memory, self.copied = self.host, None
         self.shapes, self.sizes = [x.shape for x in arrays], [len(x) for x in padded]
         if not device.startswith("cpu"):
@@ -98,6 +98,7 @@ class Plan(NamedTuple):
     M: int
     N: int
     device: str
+    far: bool = False  # tables of 64 bits
 
     def array(self) -> Ints:
         return np.frombuffer(self.spans, np.int64).reshape(-1, 5)
@@ -171,7 +172,7 @@ def make_chunk(plan: Plan, blocks: Ints, slots: Ints, lags: int) -> Chunk:
     tallies = (length[None, :] > lags * np.arange(lag_tiles)[:, None]).sum(1)
     aligned = not (np.any(blocks[:, POSITION] % 16) or np.any(slots[:, 2] % 16))
     cells = int(sizes.sum()) + 2 * MARGIN
-    tables = Tables(plan.device, blocks, order, slots, tallies)
+    tables = Tables(plan.device, plan.far, blocks, order, slots, tallies)
     tiles = length // plan.N
     return Chunk(tables, len(blocks), cells, most // plan.N, int(tiles.sum()), lag_tiles, len(slots), aligned)
 

@@ -34,8 +34,8 @@ def sequence(spans, S, L, DENSE: tl.constexpr):
 
 @triton.jit
 def part_slots(count, step, steps, L, N: tl.constexpr):
-    """Places of a tile of slots, which of them exist, and their lag parameters."""
-    e = (tl.program_id(0) * steps + step) * N + tl.arange(0, N)
+    """Places of a tile of slots, which of them exist, and their lag parameters; in the type of the table."""
+    e = ((tl.program_id(0) * steps + step) * N + tl.arange(0, N)).to(count.dtype)
     return e, e < count, L - count + e
 
 
@@ -49,7 +49,7 @@ def all_parts(shares, parts, RP: tl.constexpr):
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "S", "T", "room"])
 def decode_z(
     q, k, A1, z, u, spans, steps, S, T, L, H, room, k_b, k_t,
     K: tl.constexpr, KP: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, GLU: tl.constexpr, MIX: tl.constexpr,
@@ -90,11 +90,11 @@ def mixed(y, us, right, D, p, ok, R: tl.constexpr, RP: tl.constexpr, BASE: tl.co
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "S", "T", "room"])
 def decode_a(
     z, u, s1, B1, D1, B2, to_a, y2, square, spans, steps, S, T, L, H, room,
     R1: tl.constexpr, RP1: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr, GLU: tl.constexpr,
-    MIX1: tl.constexpr, BASE1: tl.constexpr, MIX2: tl.constexpr, DENSE: tl.constexpr, N: tl.constexpr,
+    MIX1: tl.constexpr, BASE1: tl.constexpr, MIX2: tl.constexpr, DENSE: tl.constexpr, N: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """a (sequences H room), shares of y2 (sequences H parts RP) and of ρ² (sequences H parts)."""
     n, h, parts = tl.program_id(1), tl.program_id(2), tl.num_programs(0)
@@ -118,7 +118,7 @@ def decode_a(
             hs = tl.load(own + H * room + e, mask=ok, other=0.0)
             if MIX1:
                 hs = mixed(hs, uss, B1 + (h + H) * L * R1, D1 + (h + H) * L, p, ok, R1, RP1, BASE1)
-            a *= softplus(hs, True)
+            a *= softplus(hs, True, PTX)
         squares += hg * hg
         tl.store(to_a + (n * H + h).to(tl.int64) * room + e, a, mask=ok)
         if MIX2:
@@ -129,7 +129,7 @@ def decode_a(
         tl.store(y2 + at * RP2 + tl.arange(0, RP2), share)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "S", "T", "room"])
 def decode_w(
     a, y2, s2, A2, D2, v, share, spans, steps, S, T, L, H, room, v_b, v_t,
     V: tl.constexpr, BV: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr,
@@ -156,7 +156,7 @@ def decode_w(
         tl.store(share + at + first + x, o, mask=first + x < V)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "S", "T"])
 def decode_o(
     share, square, o, spans, parts, S, T, L, H, eps,
     V: tl.constexpr, BV: tl.constexpr, NORM: tl.constexpr, DENSE: tl.constexpr, N: tl.constexpr,

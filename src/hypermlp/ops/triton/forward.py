@@ -21,6 +21,7 @@ from hypermlp.ops.triton.skew import (
     low_rank,
     mm,
     per_lag,
+    piece_scores,
     scores,
     softplus,
     store_rows,
@@ -56,33 +57,40 @@ def chunk_head(first, count, H):
 
 
 @triton.jit
-def queries(q, b, t, rows, h, T, H, K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, GLU: tl.constexpr):
-    """The pieces of a row block's queries, of gate and scale."""
-    G = 2 * H if GLU else H
-    at = q + (b * T * G + h) * K
-    g1 = load_rows(at, t, rows, G * K, K, 0, K1)
+def queries(q, t, rows, H, K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, GLU: tl.constexpr):
+    """The pieces of a row block's queries, of gate and scale; the first alone where K is computed in a loop."""
+    apart = (2 * H if GLU else H) * K
+    g1 = load_rows(q, t, rows, apart, K, 0, K1)
     g2, s1, s2 = g1, g1, g1
     if K2 > 0:
-        g2 = load_rows(at, t, rows, G * K, K, K1, K2)
-    if GLU:
-        s1 = load_rows(at + H * K, t, rows, G * K, K, 0, K1)
+        g2 = load_rows(q, t, rows, apart, K, K1, K2)
+    if GLU and K1 + K2 >= K:
+        s1 = load_rows(q + H * K, t, rows, apart, K, 0, K1)
         s2 = s1
         if K2 > 0:
-            s2 = load_rows(at + H * K, t, rows, G * K, K, K1, K2)
+            s2 = load_rows(q + H * K, t, rows, apart, K, K1, K2)
     return g1, g2, s1, s2
 
 
 @triton.jit
 def both_scores(
-    qg1, qg2, qs1, qs2, kg, ks, c, S, k_t,
-    K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, GLU: tl.constexpr, PREC: tl.constexpr,
+    qg1, qg2, qs1, qs2, q, t, rows, H, kg, ks, c, S, k_t,
+    K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, GLU: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """A time tile of the scores of gate and scale."""
+    """A time tile of the scores of gate and scale; in a loop over pieces of K1 where the queries are not at hand."""
     ok = (c >= 0) & (c < S)
-    zg = scores(qg1, qg2, kg, c, ok, k_t, K, K1, K2, PREC)
-    zs = zg
-    if GLU:
-        zs = scores(qs1, qs2, ks, c, ok, k_t, K, K1, K2, PREC)
+    if K1 + K2 >= K:
+        zg = scores(qg1, qg2, kg, c, ok, k_t, K, K1, K2, PREC)
+        zs = zg
+        if GLU:
+            zs = scores(qs1, qs2, ks, c, ok, k_t, K, K1, K2, PREC)
+    else:
+        apart = (2 * H if GLU else H) * K
+        zg = piece_scores(q, t, rows, apart, kg, c, ok, k_t, K, K1, M, N, PREC)
+        zs = zg
+        if GLU:
+            zs = piece_scores(q + H * K, t, rows, apart, ks, c, ok, k_t, K, K1, M, N, PREC)
     return zg, zs
 
 
@@ -99,7 +107,7 @@ def hidden(
     return tl.where(exists, h, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["per", "parts", "T"])
 def forward_u(
     q, k, A1, u, table, order, per, parts, T, L, H, k_b, k_t,
     K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, GLU: tl.constexpr,
@@ -114,7 +122,8 @@ def forward_u(
     DT: tl.constexpr = k.dtype.element_ty
     CARRY: tl.constexpr = tl.int32 if GLU and PACK else tl.float32
     Q = tl.cdiv(tl.minimum(L, at + M), N)
-    qg1, qg2, qs1, qs2 = queries(q, b, t, rows, h, T, H, K, K1, K2, GLU)
+    qb = q + (b * T * G + h) * K
+    qg1, qg2, qs1, qs2 = queries(qb, t, rows, H, K, K1, K2, GLU)
     kg = k + b * k_b + c0.to(tl.int64) * k_t + h * K
     ks = kg + H * K
     Ag, As = A1 + h * L * R, A1 + (h + H) * L * R
@@ -123,7 +132,8 @@ def forward_u(
     s1, s2 = tl.zeros([M, N], CARRY), tl.zeros([M, N], CARRY)
     begin, end = split_tiles(Q, per, LATE)
     for n in range(begin, end):
-        zg, zs = both_scores(qg1, qg2, qs1, qs2, kg, ks, at + 1 - (Q - n) * N + j, S, k_t, K, K1, K2, GLU, PREC)
+        c = at + 1 - (Q - n) * N + j
+        zg, zs = both_scores(qg1, qg2, qs1, qs2, qb, t, rows, H, kg, ks, c, S, k_t, K, K1, K2, GLU, M, N, PREC)
         zg, zs, g1, g2, s1, s2 = to_lags(zg, zs, g1, g2, s1, s2, M, N, GLU, PACK)
         p = L - (Q - n + LATE) * N + j
         ok = (p >= 0) & (n >= begin + LATE)
@@ -138,13 +148,13 @@ def forward_u(
         store_rows(out + H * R, t, rows, G * R, R, 0, us, RP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["per", "parts", "T", "first", "count"])
 def forward_w(
     q, k, B1, D1, s1, u, A2, B2, D2, s2, y2, rho, to_w, table, order, per, parts, cells, T, L, H, first, count, k_b, k_t, eps,
     K: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
     R1: tl.constexpr, RP1: tl.constexpr, R2: tl.constexpr, RP2: tl.constexpr, GLU: tl.constexpr, NORM: tl.constexpr,
     MIX1: tl.constexpr, BASE1: tl.constexpr, MIX2: tl.constexpr, BASE2: tl.constexpr, READ: tl.constexpr,
-    SPLIT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PACK: tl.constexpr, PREC: tl.constexpr,
+    SPLIT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PACK: tl.constexpr, PREC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """READ false: y2 (splits B T H R) if there is R2, and ρ (B T H), or with SPLIT shares of ρ² − eps (splits B T H).
 
@@ -159,7 +169,8 @@ def forward_w(
     DT: tl.constexpr = k.dtype.element_ty
     CARRY: tl.constexpr = tl.int32 if GLU and PACK else tl.float32
     Q = tl.cdiv(tl.minimum(L, at + M), N)
-    qg1, qg2, qs1, qs2 = queries(q, b, t, rows, h, T, H, K, K1, K2, GLU)
+    qb = q + (b * T * G + h) * K
+    qg1, qg2, qs1, qs2 = queries(qb, t, rows, H, K, K1, K2, GLU)
     kg = k + b * k_b + c0.to(tl.int64) * k_t + h * K
     ks = kg + H * K
     usg, uss, ys = qg1, qg1, qg1
@@ -179,7 +190,8 @@ def forward_w(
     memory = to_w + tl.program_id(1).to(tl.int64) * cells + scratch_block(entry, M)
     begin, end = split_tiles(Q, per, LATE)
     for n in range(begin, end):
-        zg, zs = both_scores(qg1, qg2, qs1, qs2, kg, ks, at + 1 - (Q - n) * N + j, S, k_t, K, K1, K2, GLU, PREC)
+        c = at + 1 - (Q - n) * N + j
+        zg, zs = both_scores(qg1, qg2, qs1, qs2, qb, t, rows, H, kg, ks, c, S, k_t, K, K1, K2, GLU, M, N, PREC)
         zg, zs, g1, g2, c1, c2 = to_lags(zg, zs, g1, g2, c1, c2, M, N, GLU, PACK)
         p = L - (Q - n + LATE) * N + j
         ok = (p >= 0) & (n >= begin + LATE)
@@ -188,7 +200,7 @@ def forward_w(
         a = tl.maximum(hg, 0.0)
         if GLU:
             hs = hidden(zs, uss, B1 + (h + H) * L * R1, D1 + (h + H) * L, p, ok, exists, R1, RP1, MIX1, BASE1, PREC)
-            a *= softplus(hs, not PACK)
+            a *= softplus(hs, not PACK, PTX)
         if NORM and not READ:
             square += tl.sum(hg * hg, 1)
         if READ:

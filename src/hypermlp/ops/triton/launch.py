@@ -19,6 +19,9 @@ from hypermlp.ops.types import Spec
 
 WIDEST = 128  # columns of V in one accumulator
 SUM = Tile(16, 16, 4, 1, "row_sum")  # rows of a program that adds up shares
+HELD_KEYS = 128  # columns of K up to which a program holds its queries
+KEYS = 64  # columns of K in one step of the loop otherwise
+FAR = 2**31  # elements of a batch entry from which on tables, and what kernels compute from them, have 64 bits
 
 
 def power_of_two(n: int) -> int:
@@ -27,9 +30,10 @@ def power_of_two(n: int) -> int:
 
 
 def key_pieces(K: int) -> tuple[int, int]:
-    """K padded to the sum of two powers of two, the second 0 where one is enough."""
+    """K padded to the sum of two powers of two, the second 0 where one is enough; or pieces of KEYS in a loop, and 0."""
     first = max(16, power_of_two(K + 1) // 2)
-    return first, 0 if first >= K else max(16, power_of_two(K - first))
+    second = 0 if first >= K else max(16, power_of_two(K - first))
+    return (first, second) if first + second <= HELD_KEYS else (KEYS, 0)
 
 
 def value_pieces(V: int) -> tuple[int, int]:
@@ -82,7 +86,14 @@ class Prepared(NamedTuple):
 
     def plan(self, used: Tile) -> Plan:
         spans = span_list(self.inputs.spans, self.q.shape[0], self.q.shape[1], self.k.shape[1])
-        return Plan(spans.tobytes(), self.spec.block_size, used.M, used.N, self.device)
+        return Plan(spans.tobytes(), self.spec.block_size, used.M, used.N, self.device, self.far)
+
+    @property
+    def far(self) -> bool:
+        """Whether offsets within a batch entry may exceed 32 bits."""
+        tensors = (self.q, self.k, self.v)
+        apart = max(max(x.stride(1), x.shape[2] * x.shape[3]) for x in tensors)
+        return apart * max(x.shape[1] for x in tensors) >= FAR
 
     def shape(self) -> dict[str, Any]:
         """Sizes and choices that kernels are compiled for."""
@@ -95,7 +106,7 @@ class Prepared(NamedTuple):
             "GLU": self.spec.kind == "glu", "NORM": self.spec.norm != "none",
             "MIX1": i.left1 is not None, "BASE1": i.base1 is not None,
             "MIX2": i.left2 is not None, "BASE2": i.base2 is not None,
-            "PACK": self.q.dtype == torch.bfloat16, "PREC": "tf32",
+            "PACK": self.q.dtype == torch.bfloat16, "PREC": "tf32", "PTX": True,
         }  # fmt: skip
 
 

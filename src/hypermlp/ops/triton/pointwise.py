@@ -37,13 +37,13 @@ def inputs_before(x, history, t, c, j, T, C, HISTORY: tl.constexpr, W: tl.conste
     return value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "p_b"])
 def convs_forward_kernel(
     x, wk, wv, position, history, yk, yv, T, C, p_b,
     W: tl.constexpr, POSITION: tl.constexpr, HISTORY: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(2).to(tl.int64)
-    t, c = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1) * N + tl.arange(0, N)
+    t, c = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M), tl.program_id(1) * N + tl.arange(0, N)
     k, v = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
     place = t
     if POSITION:
@@ -70,7 +70,7 @@ def gradient_after(d, position, t, c, j, T, C, POSITION: tl.constexpr):
     return tl.load(d + at[:, None] * C + c[None, :], mask=ok[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "p_b"])
 def convs_backward_kernel(
     dyk, dyv, x, wk, wv, position, dx, dw, T, C, p_b,
     W: tl.constexpr, POSITION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STEPS: tl.constexpr,
@@ -83,14 +83,14 @@ def convs_backward_kernel(
     for j in tl.static_range(W):
         sk, sv = tl.zeros([N], tl.float32), tl.zeros([N], tl.float32)
         for step in range(0, STEPS):
-            t = (tl.program_id(0) * STEPS + step) * M + tl.arange(0, M)
+            t = (tl.program_id(0).to(tl.int64) * STEPS + step) * M + tl.arange(0, M)
             value = tl.load(x + first + t[:, None] * C + c[None, :], mask=(t < T)[:, None] & (c < C)[None, :], other=0.0)
             sk += tl.sum(gradient_after(dyk + first, position + b * p_b, t, c, j, T, C, POSITION) * value.to(tl.float32), 0)
             sv += tl.sum(gradient_after(dyv + first, position + b * p_b, t, c, j, T, C, POSITION) * value.to(tl.float32), 0)
         tl.store(dw + (block + W - 1 - j) * C + c, sk, mask=c < C)
         tl.store(dw + (block + 2 * W - 1 - j) * C + c, sv, mask=c < C)
     for step in range(0, STEPS):
-        t = (tl.program_id(0) * STEPS + step) * M + tl.arange(0, M)
+        t = (tl.program_id(0).to(tl.int64) * STEPS + step) * M + tl.arange(0, M)
         total = tl.zeros([M, N], tl.float32)
         for j in tl.static_range(W):
             k = tl.load(wk + c * W + (W - 1 - j), mask=c < C, other=0.0).to(tl.float32)[None, :]
@@ -106,7 +106,7 @@ def sigmoid(x):
     return 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * x))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def gates_forward_kernel(y, q, s1, s2, rows, Q, S1, S2, M: tl.constexpr, N: tl.constexpr):
     """[q | m1 | s1 | s2] to q ⊙ σ(m1), σ(s1) and σ(s2): column c of the results has its gate in column c + Q."""
     t = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
@@ -124,7 +124,7 @@ def gates_forward_kernel(y, q, s1, s2, rows, Q, S1, S2, M: tl.constexpr, N: tl.c
     tl.store(s2 + t[:, None] * S2 + c[None, :], cast(gate, DT), mask=ok & (c >= 0)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def gates_backward_kernel(dq, ds1, ds2, y, dy, rows, Q, S1, S2, M: tl.constexpr, N: tl.constexpr):
     t = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     c = tl.program_id(1) * N + tl.arange(0, N)

@@ -13,7 +13,7 @@ from hypermlp.ops.triton.forward import chunk_head, row_block, scratch_block
 from hypermlp.ops.triton.skew import load_rows, mm, store_rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["per", "blocks", "T", "first", "count"])
 def row_product(
     from_x, y, out, rho, shares, table, order, per, blocks, cells, T, L, H, heads, first, count, y_b, y_t,
     W: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, DIVIDE: tl.constexpr, SPLIT: tl.constexpr,
@@ -59,7 +59,7 @@ def row_product(
         store_rows(to, t, rows, stride, W, piece + W1, d2, W2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "splits", "T", "first", "count"])
 def row_sum(
     shares, out, rho, table, splits, blocks, T, H, heads, first, count,
     W: tl.constexpr, WP: tl.constexpr, DIVIDE: tl.constexpr, M: tl.constexpr, PART: tl.constexpr,
@@ -79,7 +79,7 @@ def row_sum(
     store_rows(out + (b * T * heads + h) * W, t, rows, heads * W, W, 0, d, WP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "first", "count"])
 def slot_product(
     from_x, y, out, table, slots, cells, T, L, H, heads, first, count, out_b, out_t,
     W: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, ADD: tl.constexpr, ALIGNED: tl.constexpr,

@@ -44,7 +44,8 @@ def cast(x, DT: tl.constexpr):
     return x.to(DT)
 
 
-# Tiles of matrices whose rows are `stride` apart: columns first .. first + W of the given rows, zero where not ok.
+# Tiles of matrices whose rows are `stride` apart: columns first .. first + W of the given rows, zero where not ok. Rows have
+# the type of the tables they come from: 64 bits where a row times its stride may exceed 32 (launch.FAR).
 
 
 @triton.jit
@@ -77,19 +78,26 @@ def scores(q1, q2, k_ptr, c, ok, stride, K: tl.constexpr, K1: tl.constexpr, K2: 
 
 
 @triton.jit
-def wide_scores(
-    x0, x1, x2, x_ptr, t, rows, v_ptr, c, ok, x_stride, stride,
-    V: tl.constexpr, BV: tl.constexpr, NV: tl.constexpr, PREC: tl.constexpr,
+def piece_scores(
+    x_ptr, t, rows, x_stride, y_ptr, c, ok, y_stride,
+    W: tl.constexpr, BW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """x vᵀ over slots c: three pieces of x stay at hand, further ones are loaded again."""
+    """x yᵀ of rows t and slots c over any width W in pieces of BW: one at a time, so that memory does not grow with W."""
+    z = tl.zeros([M, N], tl.float32)
+    for first in range(0, W, BW):
+        x = load_rows(x_ptr, t, rows, x_stride, W, first, BW)
+        z = mm(x, load_cols(y_ptr, c, ok, y_stride, W, first, BW), z, PREC)
+    return z
+
+
+@triton.jit
+def wide_scores(x0, x1, x2, v_ptr, c, ok, stride, V: tl.constexpr, BV: tl.constexpr, NV: tl.constexpr, PREC: tl.constexpr):
+    """x vᵀ over slots c, where the pieces of x, three at most, stay at hand."""
     z = mm(x0, load_cols(v_ptr, c, ok, stride, V, 0, BV), None, PREC)
     if NV > 1:
         z = mm(x1, load_cols(v_ptr, c, ok, stride, V, BV, BV), z, PREC)
     if NV > 2:
         z = mm(x2, load_cols(v_ptr, c, ok, stride, V, 2 * BV, BV), z, PREC)
-    for piece in tl.static_range(3, NV):
-        x = load_rows(x_ptr, t, rows, x_stride, V, piece * BV, BV)
-        z = mm(x, load_cols(v_ptr, c, ok, stride, V, piece * BV, BV), z, PREC)
     return z
 
 
@@ -168,29 +176,29 @@ def to_lags(zg, zs, g1, g2, s1, s2, M: tl.constexpr, N: tl.constexpr, GLU: tl.co
 
 
 @triton.jit
-def log2_fast(x):
-    """One instruction, where tl.log2 becomes a polynomial."""
-    if INTERPRET:
-        return tl.log2(x)
-    else:
+def log2_fast(x, PTX: tl.constexpr):
+    """One instruction of NVIDIA's GPUs, where tl.log2 becomes a polynomial."""
+    if PTX and not INTERPRET:
         return tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return tl.log2(x)
 
 
 @triton.jit
-def log1p(t, EXACT: tl.constexpr):
+def log1p(t, EXACT: tl.constexpr, PTX: tl.constexpr):
     """log(1 + t) of 0 ≤ t ≤ 1; EXACT keeps the relative accuracy of small t, which half precision does not see."""
-    value = 0.6931471805599453 * log2_fast(1.0 + t)
+    value = 0.6931471805599453 * log2_fast(1.0 + t, PTX)
     if EXACT:
         value = tl.where(t < 0.03125, t * (1.0 - t * (0.5 - t * (0.3333333333333333 - t * 0.25))), value)
     return value
 
 
 @triton.jit
-def softplus(x, EXACT: tl.constexpr):
-    return tl.maximum(x, 0.0) + log1p(tl.exp2(-1.4426950408889634 * tl.abs(x)), EXACT)
+def softplus(x, EXACT: tl.constexpr, PTX: tl.constexpr):
+    return tl.maximum(x, 0.0) + log1p(tl.exp2(-1.4426950408889634 * tl.abs(x)), EXACT, PTX)
 
 
 @triton.jit
-def softplus_sigmoid(x, EXACT: tl.constexpr):
+def softplus_sigmoid(x, EXACT: tl.constexpr, PTX: tl.constexpr):
     small = tl.exp2(-1.4426950408889634 * tl.abs(x))
-    return tl.maximum(x, 0.0) + log1p(small, EXACT), tl.where(x >= 0, 1.0, small) / (1.0 + small)
+    return tl.maximum(x, 0.0) + log1p(small, EXACT, PTX), tl.where(x >= 0, 1.0, small) / (1.0 + small)

@@ -39,11 +39,11 @@ def describe(name: str, kernel: Any, grid: tuple[int, ...], used: Any, arguments
                 divisible.append(place)
         elif isinstance(value, float):
             signature[argument] = "fp32"
-        elif value == 1:
+        elif value == 1 and not kernel.params[place].do_not_specialize:
             fixed[argument] = 1
         else:
             signature[argument] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0:
+            if value % 16 == 0 and not kernel.params[place].do_not_specialize:
                 divisible.append(place)
     signature |= {argument: "constexpr" for argument in fixed}
     ordered = {argument: signature[argument] for argument in kernel.arg_names}
