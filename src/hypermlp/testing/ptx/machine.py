@@ -167,7 +167,7 @@ class Site:
         """A ufunc whose last row is its result, written where the instruction runs."""
         if self.where is not None:
             options["where"] = self.where
-        return functools.partial(function, *rows, **options)
+        return functools.partial(function, *rows[:-1], out=rows[-1], **options)
 
     def assign(self, out: Row, value: Row) -> Step:
         if self.where is None:
