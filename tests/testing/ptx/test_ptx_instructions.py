@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-
 import snippets
+import torch
+from snippets import KINDS, entry, evaluate, held
+
 from hypermlp.testing.ptx import UnknownInstruction, run
 from hypermlp.testing.ptx.instructions import RULES
-from snippets import KINDS, entry, evaluate, held
 
 LANES = 32
 INTEGERS = ("s16", "u16", "s32", "u32", "s64", "u64")
@@ -78,7 +78,8 @@ def integer_cases() -> Iterator[Case]:
         bits, two = int(kind[1:]), (kind, kind)
         plain: dict[str, Callable[..., int]] = {
             "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul.lo": lambda a, b: a * b, "min": min, "max": max,
-            "mul.hi": lambda a, b, bits=bits: (a * b) >> bits, "div": towards_zero, "rem": lambda a, b: a - b * towards_zero(a, b),
+            "mul.hi": lambda a, b, bits=bits: (a * b) >> bits, "div": towards_zero,
+            "rem": lambda a, b: a - b * towards_zero(a, b),
         }  # fmt: skip
         for name, formula in plain.items():
             yield f"{name}.{kind}", kind, two, formula, ""
@@ -321,7 +322,23 @@ def test_instruction(family: str) -> None:
             assert_equal(part, np.where(held(LANES), expected, expected.dtype.type(0)), result, f"{opcode}, some lanes")
 
 
-ELSEWHERE = ("ld.", "st.", "cp.async", "mma", "ldmatrix", "stmatrix", "shfl", "bar.", "membar", "vote", "redux", "wgmma", "fence", "red.", "atom.")
+ELSEWHERE = (
+    "ld.",
+    "st.",
+    "cp.async",
+    "mma",
+    "ldmatrix",
+    "stmatrix",
+    "shfl",
+    "bar.",
+    "membar",
+    "vote",
+    "redux",
+    "wgmma",
+    "fence",
+    "red.",
+    "atom.",
+)
 
 
 def test_every_accepted_instruction_has_a_case() -> None:
@@ -331,7 +348,14 @@ def test_every_accepted_instruction_has_a_case() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["add.sat.s32 %r1, %r199, 1;", "tanh.approx.bf16 %rs1, %rs2;", "ld.volatile.global.b32 %r1, [%rd1];", "bar.sync 1, 64;", "trap;"]
+    "line",
+    [
+        "add.sat.s32 %r1, %r199, 1;",
+        "tanh.approx.bf16 %rs1, %rs2;",
+        "ld.volatile.global.b32 %r1, [%rd1];",
+        "bar.sync 1, 64;",
+        "trap;",
+    ],
 )
 def test_an_unknown_instruction_is_named(line: str) -> None:
     with pytest.raises(UnknownInstruction, match=line.split()[0].rstrip(";").replace(".", r"\.")):
@@ -346,7 +370,9 @@ def test_an_unknown_directive_is_named() -> None:
 def test_registers_of_an_inner_scope() -> None:
     """As inline assembly has them."""
     x = torch.zeros(32, dtype=torch.int32)
-    body = "mov.b32 %r1, 5; { .reg .b32 %r1; mov.b32 %r1, 7; add.s32 %r2, %r1, 0; } add.s32 %r2, %r2, %r1;" + snippets.store("b32", 1, 2)
+    body = "mov.b32 %r1, 5; { .reg .b32 %r1; mov.b32 %r1, 7; add.s32 %r2, %r1, 0; } add.s32 %r2, %r2, %r1;" + snippets.store(
+        "b32", 1, 2
+    )
     run(entry(body, 1), (1,), [x])
     assert (x == 12).all()
 
@@ -354,7 +380,12 @@ def test_registers_of_an_inner_scope() -> None:
 def test_moves_pack_and_unpack() -> None:
     x, y = torch.arange(32, dtype=torch.int64) * 0x123456789AB, torch.zeros(32, dtype=torch.int64)
     unpack = "mov.b64 {%r1, %r2}, %rd10; mov.b32 {%rs1, %rs2}, %r1;"
-    body = snippets.load("b64", 1, 10) + unpack + "mov.b32 %r3, {%rs2, %rs1}; mov.b64 %rd11, {%r3, %r2};" + snippets.store("b64", 2, 11)
+    body = (
+        snippets.load("b64", 1, 10)
+        + unpack
+        + "mov.b32 %r3, {%rs2, %rs1}; mov.b64 %rd11, {%r3, %r2};"
+        + snippets.store("b64", 2, 11)
+    )
     run(entry(body, 2), (1,), [x, y])
     for a, b in zip(x.tolist(), y.tolist(), strict=True):
         low = a & 0xFFFFFFFF

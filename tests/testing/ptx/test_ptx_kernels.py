@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ptx_kernels
 import pytest
 import torch
 
-import ptx_kernels
 from compiled import in_child
 from hypermlp.testing.ptx import Fault, Race
 from hypermlp.testing.ptx.emulator import Emulator

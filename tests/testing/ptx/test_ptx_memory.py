@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 import torch
+from snippets import KINDS, at_thread, entry, load, register, store
 
 from hypermlp.testing.ptx import Fault, Race, run
 from hypermlp.testing.ptx.compiler import same_program
 from hypermlp.testing.ptx.instructions import RULES
-from snippets import KINDS, at_thread, entry, load, register, store
 
 ORDERS = ("together", "forward", "reverse", 5)
 each_order = pytest.mark.parametrize("order", ORDERS)
@@ -44,7 +44,10 @@ def test_every_load_and_store_moves_its_bytes(space: str) -> None:
             body = way + f"{reading} {regs}, [%rd20]; {writing} [%rd21], {regs};"
         else:
             plain = f"global{vector}.{kind}"
-            body = way + f"ld.{plain} {regs}, [%rd20]; {writing} [%r20], {regs}; {reading} {regs}, [%r20]; st.{plain} [%rd21], {regs};"
+            body = (
+                way
+                + f"ld.{plain} {regs}, [%rd20]; {writing} [%r20], {regs}; {reading} {regs}, [%r20]; st.{plain} [%rd21], {regs};"
+            )
         run(entry(body, 2, shared=1024), (1,), [x, y])
         assert torch.equal(x, y), opcode
 
@@ -66,7 +69,9 @@ def test_every_parameter() -> None:
         kind = name.split(".")[-1]
         out = torch.zeros(32 * np.dtype(KINDS[kind]).itemsize, dtype=torch.uint8)
         text = entry(f"{name} {register(kind, 9)}, [k_param_1];" + store(kind, 1, 9), 1)
-        text = text.replace("k_param_0)", f"k_param_0, .param .{kind.replace('8', '16') if kind.endswith('b8') else kind} k_param_1)")
+        text = text.replace(
+            "k_param_0)", f"k_param_0, .param .{kind.replace('8', '16') if kind.endswith('b8') else kind} k_param_1)"
+        )
         run(text, (1,), [out, 3.0 if kind[0] == "f" else 77])
         assert (out.numpy().view(KINDS[kind]) == (3 if kind[0] == "f" else 77)).all(), name
 
@@ -76,7 +81,9 @@ def test_a_grid(order: str | int) -> None:
     """Every program writes its own place; 21 programs do not fill the last wave."""
     out = torch.zeros(3, 1, 7, 64, dtype=torch.int32)
     place = "mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ctaid.z; mov.u32 %r3, %nctaid.x; mad.lo.s32 %r4, %r2, %r3, %r1;"
-    place += "mov.u32 %r5, %ntid.x; mad.lo.s32 %r6, %r4, %r5, %r199; mad.wide.u32 %rd5, %r6, 4, %rd1; st.global.b32 [%rd5], %r6;"
+    place += (
+        "mov.u32 %r5, %ntid.x; mad.lo.s32 %r6, %r4, %r5, %r199; mad.wide.u32 %rd5, %r6, 4, %rd1; st.global.b32 [%rd5], %r6;"
+    )
     took = run(entry(place, 1, threads=64), (7, 1, 3), [out], order=order)
     assert torch.equal(out.flatten(), torch.arange(out.numel(), dtype=torch.int32))
     assert took.programs == 21
@@ -133,7 +140,10 @@ def test_programs_of_a_launch_are_not_ordered(order: str | int, reads: bool) -> 
 
 def test_programs_may_read_the_same_and_write_their_own() -> None:
     x, y = torch.arange(32, dtype=torch.int32), torch.zeros(4, 32, dtype=torch.int32)
-    body = load("b32", 1, 5) + "mov.u32 %r1, %ctaid.x; mad.lo.s32 %r2, %r1, 32, %r199; mad.wide.u32 %rd5, %r2, 4, %rd2; st.global.b32 [%rd5], %r5;"
+    body = (
+        load("b32", 1, 5)
+        + "mov.u32 %r1, %ctaid.x; mad.lo.s32 %r2, %r1, 32, %r199; mad.wide.u32 %rd5, %r2, 4, %rd2; st.global.b32 [%rd5], %r5;"
+    )
     run(entry(body, 2), (4,), [x, y])
     assert (y == x).all()
 
@@ -185,7 +195,11 @@ def test_tensors_beside_each_other_are_kept_apart() -> None:
 def test_a_tensor_that_begins_and_ends_inside_a_granule() -> None:
     """16 bytes at a time from an address that is a multiple of 8."""
     x = torch.arange(20, dtype=torch.int32)
-    text = entry("setp.eq.u32 %p1, %r199, 0; @%p1 ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1 + 8]; @%p1 st.global.v4.b32 [%rd1 + 24], {%r4, %r3, %r2, %r1};", 1)
+    text = entry(
+        "setp.eq.u32 %p1, %r199, 0; @%p1 ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1 + 8];"
+        " @%p1 st.global.v4.b32 [%rd1 + 24], {%r4, %r3, %r2, %r1};",
+        1,
+    )
     run(text, (1,), [x[2:18]])
     assert x.tolist() == [*range(8), 7, 6, 5, 4, *range(12, 20)]
 
@@ -208,12 +222,18 @@ def test_shared_bounds_and_bytes_nobody_wrote() -> None:
 def test_registers_nobody_wrote_hold_nan() -> None:
     """In every program, also where an earlier one has written them."""
     x = torch.zeros(2, 32)
-    body = "mov.u32 %r1, %ctaid.x; mad.lo.s32 %r2, %r1, 32, %r199; mad.wide.u32 %rd3, %r2, 4, %rd1; st.global.b32 [%rd3], %r9; mov.b32 %r9, 0;"
+    body = (
+        "mov.u32 %r1, %ctaid.x; mad.lo.s32 %r2, %r1, 32, %r199; mad.wide.u32 %rd3, %r2, 4, %rd1; "
+        "st.global.b32 [%rd3], %r9; mov.b32 %r9, 0;"
+    )
     run(entry(body, 1), (2,), [x], order="forward")
     assert x.isnan().all()
 
 
-COPY = "mul.lo.u32 %r1, %r199, 16; mad.wide.u32 %rd3, %r199, 16, %rd1; mad.wide.u32 %rd4, %r199, 16, %rd2; cp.async.cg.shared.global [%r1], [%rd3], 16, {size};"
+COPY = (
+    "mul.lo.u32 %r1, %r199, 16; mad.wide.u32 %rd3, %r199, 16, %rd1; mad.wide.u32 %rd4, %r199, 16, %rd2; "
+    "cp.async.cg.shared.global [%r1], [%rd3], 16, {size};"
+)
 TAKE = "ld.shared.v4.b32 {{%r2, %r3, %r4, %r5}}, [%r1]; st.global.v4.b32 [%rd4], {{%r2, %r3, %r4, %r5}};"
 
 
@@ -224,14 +244,19 @@ def test_copies_arrive_when_waited_for(opcode: str, width: int, wait: str) -> No
     words = width // 4
     x, y = torch.arange(1, 32 * words + 1, dtype=torch.int32), torch.zeros(32 * words, dtype=torch.int32)
     vector, regs = {1: ("", "%r2"), 2: (".v2", "{%r2, %r3}"), 4: (".v4", "{%r2, %r3, %r4, %r5}")}[words]
-    body = f"mul.lo.u32 %r1, %r199, {width}; {at_thread(1, width, 3)} {at_thread(2, width, 4)} setp.lt.u32 %p1, %r199, 20; selp.b32 %r6, {width}, 0, %p1;"
+    body = (
+        f"mul.lo.u32 %r1, %r199, {width}; "
+        f"{at_thread(1, width, 3)} {at_thread(2, width, 4)} setp.lt.u32 %p1, %r199, 20; selp.b32 %r6, {width}, 0, %p1;"
+    )
     body += f"@!%p1 add.s64 %rd3, %rd3, 1048576; {opcode}.shared.global [%r1], [%rd3], {width}, %r6; {wait}"
     body += f"ld.shared{vector}.b32 {regs}, [%r1]; st.global{vector}.b32 [%rd4], {regs};"
     run(entry(body, 2, shared=512), (1,), [x, y])
     assert torch.equal(y, torch.where(torch.arange(32 * words) < 20 * words, x, 0))
 
 
-@pytest.mark.parametrize("wait", ["", "cp.async.commit_group;", "cp.async.commit_group; cp.async.wait_group 1;", "cp.async.wait_group 0;"])
+@pytest.mark.parametrize(
+    "wait", ["", "cp.async.commit_group;", "cp.async.commit_group; cp.async.wait_group 1;", "cp.async.wait_group 0;"]
+)
 def test_reading_a_copy_that_was_not_waited_for(wait: str) -> None:
     x, y = torch.arange(128, dtype=torch.int32), torch.zeros(128, dtype=torch.int32)
     with pytest.raises(Race, match="not waited for"):
@@ -245,13 +270,20 @@ def test_waiting_for_the_older_of_two_groups() -> None:
     run(text, (1,), [x, y])
     assert torch.equal(x[:128], y)
     with pytest.raises(Race, match="not waited for"):
-        run(text.replace("ld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1]", "ld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1 + 512]"), (1,), [x, y])
+        run(
+            text.replace("ld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1]", "ld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1 + 512]"),
+            (1,),
+            [x, y],
+        )
 
 
 def test_a_copy_over_what_another_warp_still_reads() -> None:
     """The copy may arrive at once, whatever is waited for later."""
     x = torch.arange(256, dtype=torch.int32)
-    fill = "mul.lo.u32 %r1, %r199, 16; st.shared.v4.b32 [%r1], {%r1, %r1, %r1, %r1}; bar.sync 0; xor.b32 %r7, %r1, 512; ld.shared.b32 %r8, [%r7];"
+    fill = (
+        "mul.lo.u32 %r1, %r199, 16; st.shared.v4.b32 [%r1], {%r1, %r1, %r1, %r1}; bar.sync 0; "
+        "xor.b32 %r7, %r1, 512; ld.shared.b32 %r8, [%r7];"
+    )
     copy = "mad.wide.u32 %rd3, %r199, 16, %rd1; cp.async.cg.shared.global [%r1], [%rd3], 16; cp.async.wait_all;"
     run(entry(fill + "bar.sync 0;" + copy, 1, threads=64, shared=1024), (1,), [x])
     with pytest.raises(Race, match=r"cp\.async"):
@@ -285,7 +317,10 @@ def test_programs_leave_a_loop_at_different_times() -> None:
 def test_lanes_of_a_warp_take_different_ways() -> None:
     """Each lane halves its number until it is odd; a shuffle in that loop would need all of them."""
     x, y = torch.arange(1, 33, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
-    body = load("b32", 1, 5) + "$LOOP: and.b32 %r6, %r5, 1; setp.eq.b32 %p1, %r6, 1; @%p1 bra $END; {} shr.u32 %r5, %r5, 1; bra.uni $LOOP; $END:"
+    body = (
+        load("b32", 1, 5)
+        + "$LOOP: and.b32 %r6, %r5, 1; setp.eq.b32 %p1, %r6, 1; @%p1 bra $END; {} shr.u32 %r5, %r5, 1; bra.uni $LOOP; $END:"
+    )
     run(entry(body.format("") + store("b32", 2, 5), 2), (1,), [x, y])
     assert y.tolist() == [n // (n & -n) for n in range(1, 33)]
     with pytest.raises(Fault, match="needs all lanes of a warp"):

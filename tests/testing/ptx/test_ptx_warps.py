@@ -8,14 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from snippets import at_thread, entry, load, store
 
 from hypermlp.testing.ptx import Fault, run
 from hypermlp.testing.ptx.instructions import RULES
-from snippets import at_thread, entry, load, store
 
 LANE = np.arange(32)
 GROUP, THREAD = LANE // 4, LANE % 4
-
 
 
 def fragment(matrix: torch.Tensor, places: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
@@ -43,7 +42,9 @@ def test_mma(kind: str, dtype: torch.dtype, guard: str) -> None:
     C = torch.randn(2, 16, 8, generator=chance)
     places = (SINGLE_A, SINGLE_B) if kind == "tf32" else (HALF_A, HALF_B)
     given = [
-        torch.from_numpy(np.stack([fragment(m, where).reshape(32, -1) for m in matrix]).reshape(64, -1).copy()).view(torch.int32)
+        torch.from_numpy(np.stack([fragment(m, where).reshape(32, -1) for m in matrix]).reshape(64, -1).copy()).view(
+            torch.int32
+        )
         for matrix, where in zip((A, B, C), (*places, RESULT), strict=True)
     ]
     out = torch.zeros(64, 4)
@@ -71,7 +72,11 @@ def test_mma(kind: str, dtype: torch.dtype, guard: str) -> None:
 
 
 def test_a_product_needs_all_lanes() -> None:
-    body = "setp.ge.u32 %p1, %r199, 5; @%p1 mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r1, %r2, %r3, %r4}, {%r1, %r2, %r3, %r4}, {%r1, %r2}, {%r1, %r2, %r3, %r4};"
+    body = (
+        "setp.ge.u32 %p1, %r199, 5; "
+        "@%p1 mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r1, %r2, %r3, %r4}, {%r1, %r2, %r3, %r4}, "
+        "{%r1, %r2}, {%r1, %r2, %r3, %r4};"
+    )
     with pytest.raises(Fault, match="needs all lanes"):
         run(entry(body, 0), (1,), [])
 
@@ -97,16 +102,23 @@ def test_matrices_in_shared_memory() -> None:
             lanes[n] = np.stack([matrix[GROUP, 2 * THREAD], matrix[GROUP, 2 * THREAD + 1]], 1)
         address = "mov.b32 %r1, 31; sub.s32 %r1, %r1, %r199; mul.lo.u32 %r1, %r1, 16;"
         if found[1] == "ld":
-            fill = f"{at_thread(1, 16, 11)} ld.global.v4.b32 {{%r2, %r3, %r4, %r5}}, [%rd11]; st.shared.v4.b32 [%r1], {{%r2, %r3, %r4, %r5}}; bar.warp.sync -1;"
+            fill = (
+                f"{at_thread(1, 16, 11)} ld.global.v4.b32 {{%r2, %r3, %r4, %r5}}, [%rd11]; "
+                f"st.shared.v4.b32 [%r1], {{%r2, %r3, %r4, %r5}}; bar.warp.sync -1;"
+            )
             out = torch.zeros(count, 32, 2, dtype=torch.int16)
             body = address + fill + f"{opcode} {regs}, [%r1];"
-            body += "".join(f"add.s64 %rd3, %rd2, {128 * n}; {at_thread(3, 4, 12)} st.global.b32 [%rd12], %r{10 + n};" for n in range(count))
+            body += "".join(
+                f"add.s64 %rd3, %rd2, {128 * n}; {at_thread(3, 4, 12)} st.global.b32 [%rd12], %r{10 + n};" for n in range(count)
+            )
             run(entry(body, 2, shared=512), (1,), [rows, out])
             np.testing.assert_array_equal(out.numpy(), lanes, err_msg=opcode)
         else:
             given, out = torch.from_numpy(lanes), torch.zeros(8 * count, 8, dtype=torch.int16)
             body = address
-            body += "".join(f"add.s64 %rd3, %rd1, {128 * n}; {at_thread(3, 4, 12)} ld.global.b32 %r{10 + n}, [%rd12];" for n in range(count))
+            body += "".join(
+                f"add.s64 %rd3, %rd1, {128 * n}; {at_thread(3, 4, 12)} ld.global.b32 %r{10 + n}, [%rd12];" for n in range(count)
+            )
             body += f"{opcode} [%r1], {regs}; bar.warp.sync -1; setp.lt.u32 %p1, %r199, {8 * count}; {at_thread(2, 16, 11)}"
             body += "@%p1 ld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1]; @%p1 st.global.v4.b32 [%rd11], {%r2, %r3, %r4, %r5};"
             run(entry(body, 2, shared=512), (1,), [given, out])
@@ -128,10 +140,18 @@ def shuffled(mode: str, lane: int, amount: int, bounds: int) -> tuple[int, bool]
 def test_shuffles(mode: str, guard: str) -> None:
     x, out, told = (torch.zeros(64, dtype=torch.int32) for _ in range(3))
     x.copy_(torch.randint(0, 1 << 30, (64,), generator=torch.Generator().manual_seed(1)))
-    for amount, bounds in ((1, 31 if mode != "up" else 0), (5, 0x181F if mode != "up" else 0x1800), (16, 31 if mode != "up" else 0)):
+    for amount, bounds in (
+        (1, 31 if mode != "up" else 0),
+        (5, 0x181F if mode != "up" else 0x1800),
+        (16, 31 if mode != "up" else 0),
+    ):
         for variable in (False, True):
             given = "%r11, %r12" if variable else f"{amount}, {bounds}"
-            body = load("b32", 1, 10) + f"mov.b32 %r11, {amount}; mov.b32 %r12, {bounds}; mov.b32 %r20, 0; mov.pred %p20, 0; setp.ge.u32 %p1, %r199, 32;"
+            body = (
+                load("b32", 1, 10)
+                + f"mov.b32 %r11, {amount}; mov.b32 %r12, {bounds}; mov.b32 %r20, 0; mov.pred %p20, 0;"
+                + "setp.ge.u32 %p1, %r199, 32;"
+            )
             body += f"{guard}shfl.sync.{mode}.b32 %r20|%p20, %r10, {given}, -1;" + store("b32", 2, 20) + store("pred", 3, 20)
             run(entry(body, 3, threads=64), (1,), [x, out, told])
             without = body.replace("|%p20", "")
@@ -183,4 +203,11 @@ def test_instructions_that_only_order() -> None:
 
 def test_every_instruction_of_warps_has_a_test() -> None:
     mine = {name for name in RULES if name.startswith(("shfl", "vote", "redux", "bar.", "membar"))}
-    assert mine == {*OVER_WARP, *(f"shfl.sync.{m}.b32" for m in ("up", "down", "bfly", "idx")), "bar.warp.sync", "membar.cta", "membar.gl", "membar.sys"}
+    assert mine == {
+        *OVER_WARP,
+        *(f"shfl.sync.{m}.b32" for m in ("up", "down", "bfly", "idx")),
+        "bar.warp.sync",
+        "membar.cta",
+        "membar.gl",
+        "membar.sys",
+    }

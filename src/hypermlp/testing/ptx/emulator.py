@@ -54,7 +54,9 @@ class Emulator(Device):
         took = execute(program.ptx, grid, values, memory, program.shared, self.order)
         self.launches.append((launch.name, program.ptx, took))
 
-    def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, stages: int = 3, **constants: Any) -> None:
+    def run(
+        self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, stages: int = 3, **constants: Any
+    ) -> None:
         """Execute any Triton kernel, in place. arguments: in its order; constants: those that are tl.constexpr."""
         self.start(kernel, grid, arguments, constants, Shape(warps, stages))
 

@@ -153,7 +153,9 @@ class Wave:
             raise Fault(f"{self.kernel.name}: warps wait at {control} for others of their program that have ended")
         for other in self.waiting:
             if other.mask is not None and other.block != front.block and (other.mask.reshape(-1, threads).any(1) & here).any():
-                raise Fault(f"{self.kernel.name}: warps wait at {control} while others of their program wait at another barrier")
+                raise Fault(
+                    f"{self.kernel.name}: warps wait at {control} while others of their program wait at another barrier"
+                )
         self.arrived = self.arrived | front.mask
         self.waiting.append(front)
         complete = np.repeat(self.arrived.reshape(-1, threads).all(1), threads)
@@ -210,7 +212,7 @@ def global_memory(text: str) -> Global:
 def execute(
     text: str, grid: tuple[int, ...], values: list[int | float], memory: Global, shared: int = 0, order: Order = "together"
 ) -> Counts:
-    """Run a kernel with these parameters, of which pointers are addresses in the memory. shared: bytes of dynamic shared memory."""
+    """Run a kernel. values: its parameters, pointers as addresses in the memory; shared: bytes of dynamic shared memory."""
     if isinstance(order, str) and order not in ("together", "forward", "reverse"):
         raise ValueError(f'order ({order!r}) must be "together", "forward", "reverse" or a number')
     kernel = parse(text)
