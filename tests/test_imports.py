@@ -24,7 +24,7 @@ ORDER = [
     {"checks", "errors"},
     {"config", "provenance", "cache", "notice", "files", "interrupts", "allocator"},
     {"ops"},
-    {"mixers"},
+    {"mixers", "testing"},
     {"models"},
     {"train", "evals", "bench", "analysis"},
     {"experiments"},

@@ -240,9 +240,7 @@ def part_kind(site: Site, parts: int, kind: Any) -> Any:
 def pack(site: Site, out: Any, parts: tuple[str, ...], kind: Any) -> list[Step]:
     part = part_kind(site, len(parts), kind)
     room = site.machine.hold("packed", (site.machine.lanes, len(parts)), part)
-    steps: list[Step] = [
-        functools.partial(room[:, n].__setitem__, ..., site.read(name, part)) for n, name in enumerate(parts)
-    ]
+    steps: list[Step] = [functools.partial(room[:, n].__setitem__, ..., site.read(name, part)) for n, name in enumerate(parts)]
     return [*steps, site.assign(site.write(out, kind), room.view(kind)[:, 0])]
 
 
@@ -299,7 +297,7 @@ def bit_rules() -> dict[str, Rule]:
 
 def float_rules() -> dict[str, Rule]:
     rules: dict[str, Rule] = {}
-    two = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+    two: dict[str, Any] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
     for name in FLOATS:
         kind = KINDS[name]
         for opcode, function in two.items():
@@ -308,8 +306,11 @@ def float_rules() -> dict[str, Rule]:
         rules[f"min.{name}"], rules[f"max.{name}"] = elementwise(np.fmin, 2, kind), elementwise(np.fmax, 2, kind)
         if name != "f64":
             rules[f"fma.rn.{name}"] = fused(kind)
-            rules[f"min.NaN.{name}"], rules[f"max.NaN.{name}"] = elementwise(np.minimum, 2, kind), elementwise(np.maximum, 2, kind)
-    one = {
+            rules[f"min.NaN.{name}"], rules[f"max.NaN.{name}"] = (
+                elementwise(np.minimum, 2, kind),
+                elementwise(np.maximum, 2, kind),
+            )
+    one: dict[str, Any] = {
         "ex2.approx": np.exp2, "lg2.approx": np.log2, "sqrt.approx": np.sqrt, "sin.approx": np.sin, "cos.approx": np.cos,
         "rcp.approx": np.reciprocal, "rsqrt.approx": lambda x: np.float32(1) / np.sqrt(x),
     }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -14,6 +14,13 @@ from hypermlp.testing.ptx.memory import place_tensors
 
 PROCESSORS, CACHE = 4, 1 << 20  # of the GPU that is emulated: few and small, as fits small tests
 compiled: dict[Any, Compiled] = {}
+
+
+class Shape(NamedTuple):
+    """What the compiler is told about a program's threads and pipelines."""
+
+    warps: int
+    stages: int
 
 
 class Emulator(Device):
@@ -46,6 +53,12 @@ class Emulator(Device):
         values = [places[name] if isinstance(value, Tensor) else value for name, value in given.items()]
         took = execute(program.ptx, grid, values, memory, program.shared, self.order)
         self.launches.append((launch.name, program.ptx, took))
+
+    def run(
+        self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, stages: int = 3, **constants: Any
+    ) -> None:
+        """Execute any Triton kernel, in place. arguments: in its order; constants: those that are tl.constexpr."""
+        self.start(kernel, grid, arguments, constants, Shape(warps, stages))
 
     def programs(self) -> set[str]:
         """The different programs that ran, without the names of their architecture.

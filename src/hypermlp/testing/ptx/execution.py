@@ -27,6 +27,7 @@ from hypermlp.testing.ptx.shadow import Row
 from hypermlp.testing.ptx.transfers import narrowest
 
 SIDE_BY_SIDE = 1024  # lanes
+BARRIERS = ("bar.sync", "barrier.sync", "barrier.sync.aligned")
 Order = str | int
 
 
@@ -79,13 +80,6 @@ class Wave:
         self._release(0, self.live)
         while self.ready:
             self._advance(self._next())
-        if self.waiting:
-            front = self.waiting[0]
-            lanes = self.live & ~self.arrived
-            missing = sorted({int(x) for x in machine.thread[lanes] // WARP})
-            raise Fault(
-                f"{self.kernel.name}: warps wait at a barrier (before block {front.block}) that warps {missing} never reach"
-            )
 
     def _release(self, block: int, lanes: Row) -> None:
         """Let lanes go on at a block."""
@@ -135,20 +129,39 @@ class Wave:
         opcode = control.opcode
         if opcode.startswith("bra"):
             return self._branch(front, control)
-        lanes = self.live if front.mask is None else front.mask
-        if opcode in ("ret", "exit") and control.predicate is None:
-            self.live = self.live & ~lanes
-            self._complete()
+        if control.predicate is None and opcode in ("ret", "exit"):
+            self._end(front, control)
             return False
-        if opcode in ("bar.sync", "barrier.sync", "barrier.sync.aligned") and control.operands == ("0",) and control.predicate is None:
-            if front.mask is None or np.array_equal(front.mask, self.live):
-                self.machine.pass_barrier(None)
-                return True
-            self.arrived = self.arrived | lanes
-            self.waiting.append(front)
-            self._complete()
-            return False
+        if control.predicate is None and opcode in BARRIERS and control.operands == ("0",):
+            return self._wait(front, control)
         raise UnknownInstruction(f"{self.kernel.name}: the emulator does not know {control}")
+
+    def _end(self, front: Front, control: Instruction) -> None:
+        lanes = self.live if front.mask is None else front.mask
+        self.live = self.live & ~lanes
+        if (self.arrived.reshape(-1, self.machine.threads).any(1) & lanes.reshape(-1, self.machine.threads).any(1)).any():
+            raise Fault(f"{self.kernel.name}: warps end at {control} while others of their program wait at a barrier")
+
+    def _wait(self, front: Front, control: Instruction) -> bool:
+        """A barrier lets a program go when all of its lanes have arrived, at the same one."""
+        if front.mask is None:
+            self.machine.pass_barrier(None)
+            return True
+        threads = self.machine.threads
+        here = front.mask.reshape(-1, threads).any(1)
+        if (here & ~self.live.reshape(-1, threads).all(1)).any():
+            raise Fault(f"{self.kernel.name}: warps wait at {control} for others of their program that have ended")
+        for other in self.waiting:
+            if other.mask is not None and other.block != front.block and (other.mask.reshape(-1, threads).any(1) & here).any():
+                raise Fault(
+                    f"{self.kernel.name}: warps wait at {control} while others of their program wait at another barrier"
+                )
+        self.arrived = self.arrived | front.mask
+        self.waiting.append(front)
+        complete = np.repeat(self.arrived.reshape(-1, threads).all(1), threads)
+        if complete.any():
+            self._let_go(complete)
+        return False
 
     def _branch(self, front: Front, control: Instruction) -> bool:
         target = self.kernel.targets[str(control.operands[0])]
@@ -167,22 +180,16 @@ class Wave:
         self.ready += [Front(target, lanes, front.rank), Front(front.block, others, front.rank)]
         return False
 
-    def _complete(self) -> None:
-        """Let go the programs all of whose live lanes wait at a barrier."""
-        threads = self.machine.threads
-        missing = (self.live & ~self.arrived).reshape(-1, threads).any(1)
-        lanes = np.repeat(~missing, threads) & self.arrived
-        if not lanes.any():
-            return
+    def _let_go(self, lanes: Row) -> None:
         self.machine.pass_barrier(lanes)
         self.arrived = self.arrived & ~lanes
         waiting, self.waiting = self.waiting, []
         for front in waiting:
-            mask = self.live if front.mask is None else front.mask
-            if (mask & lanes).any():
-                self._release(front.block, mask & lanes)
-            if (mask & ~lanes).any():
-                self.waiting.append(Front(front.block, mask & ~lanes, front.rank))
+            assert front.mask is not None
+            if (front.mask & lanes).any():
+                self._release(front.block, front.mask & lanes)
+            if (front.mask & ~lanes).any():
+                self.waiting.append(Front(front.block, front.mask & ~lanes, front.rank))
 
 
 @functools.lru_cache(maxsize=32)
@@ -205,7 +212,7 @@ def global_memory(text: str) -> Global:
 def execute(
     text: str, grid: tuple[int, ...], values: list[int | float], memory: Global, shared: int = 0, order: Order = "together"
 ) -> Counts:
-    """Run a kernel with these parameters, of which pointers are addresses in the memory. shared: bytes of dynamic shared memory."""
+    """Run a kernel. values: its parameters, pointers as addresses in the memory; shared: bytes of dynamic shared memory."""
     if isinstance(order, str) and order not in ("together", "forward", "reverse"):
         raise ValueError(f'order ({order!r}) must be "together", "forward", "reverse" or a number')
     kernel = parse(text)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 
-from hypermlp.testing.ptx import arithmetic, conversions, matrix, transfers, warp
+from hypermlp.testing.ptx import arithmetic, conversions, matrix, transfers, warp, wgmma
 from hypermlp.testing.ptx.arithmetic import Rule
 from hypermlp.testing.ptx.faults import UnknownInstruction
 from hypermlp.testing.ptx.machine import Machine, Site, Step
 from hypermlp.testing.ptx.parser import Instruction
 
-RULES: dict[str, Rule] = arithmetic.RULES | conversions.RULES | transfers.RULES | matrix.RULES | warp.RULES
+RULES: dict[str, Rule] = arithmetic.RULES | conversions.RULES | transfers.RULES | matrix.RULES | warp.RULES | wgmma.RULES
 
 
 def bind(machine: Machine, instruction: Instruction, masked: bool) -> list[Step]:

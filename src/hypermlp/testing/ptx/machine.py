@@ -15,6 +15,7 @@ import numpy as np
 from hypermlp.testing.ptx.faults import Fault, UnknownInstruction
 from hypermlp.testing.ptx.memory import POISON, Complaint, Global, Shared
 from hypermlp.testing.ptx.parser import WIDTHS, Address, Instruction, Kernel, Operand
+from hypermlp.testing.ptx.queue import Queue
 from hypermlp.testing.ptx.shadow import PROGRAM, WARPS, Row, Who
 
 Step = Callable[[], Any]
@@ -43,14 +44,15 @@ class Machine:
         self.thread = np.tile(np.arange(self.threads, dtype=np.uint32), programs)
         self.special: dict[str, Row] = {"%tid.x": self.thread, "%laneid": self.thread % np.uint32(WARP)}
         self.special |= {f"%tid.{axis}": np.zeros(self.lanes, np.uint32) for axis in "yz"}
-        self.special |= {f"%ntid.{axis}": np.full(self.lanes, n, np.uint32) for axis, n in zip("xyz", (self.threads, 1, 1), strict=True)}
+        self.special |= {
+            f"%ntid.{axis}": np.full(self.lanes, n, np.uint32) for axis, n in zip("xyz", (self.threads, 1, 1), strict=True)
+        }
         self.special |= {f"%{name}.{axis}": np.zeros(self.lanes, np.uint32) for name in ("ctaid", "nctaid") for axis in "xyz"}
         self.parameters = {name: np.zeros(1, np.uint64) for name in kernel.parameters}
         self.active = np.ones(self.lanes, np.bool_)  # lanes that a masked step runs for
         self.held: dict[Any, Row] = {}
         self.who = Who.make(np.zeros(self.lanes, np.int64))
-        self.copies: list[Any] = []  # asynchronous copies under way
-        self.committed = np.zeros(self.lanes, np.int64)  # groups of copies
+        self.copies, self.products = Queue(self.lanes), Queue(self.lanes)
 
     def start(self, numbers: Row, grid: tuple[int, int, int]) -> None:
         """Put programs with these numbers into place; registers and shared memory hold a NaN that says nobody wrote them."""
@@ -68,7 +70,7 @@ class Machine:
         number[: len(numbers)] = numbers
         self.who = Who.make(np.repeat(number, self.threads) * PROGRAM + self.thread // WARP)
         self.copies.clear()
-        self.committed.fill(0)
+        self.products.clear()
 
     def pass_barrier(self, lanes: Row | None) -> None:
         """What these lanes do from now on is ordered after what their programs did."""
@@ -167,7 +169,7 @@ class Site:
         """A ufunc whose last row is its result, written where the instruction runs."""
         if self.where is not None:
             options["where"] = self.where
-        return functools.partial(function, *rows, **options)
+        return functools.partial(function, *rows[:-1], out=rows[-1], **options)
 
     def assign(self, out: Row, value: Row) -> Step:
         if self.where is None:
@@ -230,4 +232,6 @@ class Site:
         machine = self.machine
         program = tuple(int(machine.special[f"%ctaid.{axis}"][lane]) for axis in "xyz")
         thread = lane % machine.threads
-        return kind(f"{machine.kernel.name}, program {program}, warp {thread // WARP}, lane {thread % WARP}: {self.instruction} {what}")
+        return kind(
+            f"{machine.kernel.name}, program {program}, warp {thread // WARP}, lane {thread % WARP}: {self.instruction} {what}"
+        )

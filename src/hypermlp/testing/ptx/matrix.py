@@ -24,7 +24,9 @@ def registers(site: Site, number: int, count: int, kind: Any, write: bool = Fals
     """The rows of a vector operand, each W g t."""
     names = site.operands[number]
     if not isinstance(names, tuple) or len(names) != count:
-        raise UnknownInstruction(f"{site.machine.kernel.name}: operand {number} of {site.instruction} must be {count} registers")
+        raise UnknownInstruction(
+            f"{site.machine.kernel.name}: operand {number} of {site.instruction} must be {count} registers"
+        )
     rows = [site.write(name, kind) if write else site.read(name, kind) for name in names]
     return [row.reshape(-1, 8, 4) for row in rows]
 

@@ -159,7 +159,7 @@ class Global:
         """Real memory from `start` on; its emulated address."""
         number = len(self.areas) + 1
         base, lead = (number << SPACING) + (1 << (SPACING - 1)) + start % 4096, start % 16 if size else 0
-        held = (ctypes.c_uint8 * (lead + size)).from_address(start - lead) if size else b""
+        held: Any = (ctypes.c_uint8 * (lead + size)).from_address(start - lead) if size else b""
         self.areas[number] = Area(base - lead, np.frombuffer(held, np.uint8), self.granule, name, lead=lead)
         return base
 

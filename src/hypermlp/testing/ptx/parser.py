@@ -6,7 +6,9 @@ Only what Triton's compiler writes and what tests need: one entry per text, no f
 from __future__ import annotations
 
 import functools
+import itertools
 import re
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hypermlp.testing.ptx.faults import UnknownInstruction
@@ -16,7 +18,8 @@ CLASS_OF = {f"{kind}{bits}": f"b{bits}" for bits in (8, 16, 32, 64) for kind in 
 CONTROL = ("bra", "bra.uni", "ret", "exit", "bar.sync", "barrier.sync", "barrier.sync.aligned", "trap")
 
 
-class Address(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Address:
     """[base + offset]; base is a register, a parameter or a symbol of shared memory."""
 
     base: str
@@ -185,7 +188,7 @@ class Body:
         starts |= {n + 1 for n, i in enumerate(self.code) if i.opcode in CONTROL}
         cuts = sorted(starts | {len(self.code)})
         blocks = []
-        for first, end in zip(cuts, cuts[1:], strict=False):
+        for first, end in itertools.pairwise(cuts):
             part = self.code[first:end]
             control = part.pop() if part and part[-1].opcode in CONTROL else None
             blocks.append(Block(tuple(part), control))

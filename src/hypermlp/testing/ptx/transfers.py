@@ -9,8 +9,8 @@ import numpy as np
 
 from hypermlp.testing.ptx.arithmetic import Rule
 from hypermlp.testing.ptx.faults import Fault, UnknownInstruction
-from hypermlp.testing.ptx.machine import KINDS, Machine, Site, Step
-from hypermlp.testing.ptx.parser import Instruction
+from hypermlp.testing.ptx.machine import KINDS, Site, Step
+from hypermlp.testing.ptx.parser import Address, Instruction
 from hypermlp.testing.ptx.shadow import Row
 
 TYPES = tuple(f"{letter}{bits}" for bits in (8, 16, 32, 64) for letter in ("bus" if bits == 8 else "busf"))
@@ -107,16 +107,15 @@ def load_parameter(kind: Any) -> Rule:
     def rule(site: Site) -> list[Step]:
         site.expect(2)
         address = site.operands[1]
-        value = site.machine.parameters.get(getattr(address, "base", ""))
-        if value is None or getattr(address, "offset", 0):
+        value = site.machine.parameters.get(address.base) if isinstance(address, Address) and not address.offset else None
+        if value is None:
             raise UnknownInstruction(f"{site.machine.kernel.name}: unknown parameter in {site.instruction}")
-        size = np.dtype(kind).itemsize
-        return [site.assign(register(site, str(site.operands[0]), kind), value.view(kind)[: 8 // size][:1])]
+        return [site.assign(register(site, str(site.operands[0]), kind), value.view(kind)[:1])]
 
     return rule
 
 
-# Asynchronous copies. They happen as late as they may, when they are waited for, so that a missing wait shows.
+# Asynchronous copies.
 
 
 class Copy(NamedTuple):
@@ -128,10 +127,27 @@ class Copy(NamedTuple):
     source: Row  # addresses
     filled: Row  # which lanes copy; the others write zeros
     target: Row  # addresses
-    group: Row
 
     def part(self, chosen: Row) -> Copy:
-        return self._replace(**{name: getattr(self, name)[chosen] for name in ("lanes", "source", "filled", "target", "group")})
+        return self._replace(**{name: getattr(self, name)[chosen] for name in ("lanes", "source", "filled", "target")})
+
+    def begin(self) -> None:
+        """From now on nobody may touch the target; the source is looked at already, for its bounds."""
+        complain, who = self.site.complaint(self.lanes), self.site.machine.who.at(self.lanes)
+        for area, index, _ in self.site.machine.shared.find(self.target, self.lanes, self.width, complain):
+            area.await_copy(index, who, complain)
+        self._read()
+
+    def finish(self) -> None:
+        data, complain, who = self._read(), self.site.complaint(self.lanes), self.site.machine.who.at(self.lanes)
+        for area, index, _ in self.site.machine.shared.find(self.target, self.lanes, self.width, complain):
+            area.finish_copy(index, data, who)
+
+    def _read(self) -> Row:
+        data = np.zeros((len(self.lanes), self.width), np.uint8)
+        if self.filled.any():
+            data[self.filled] = fetch(self.site, "global", self.source[self.filled], self.lanes[self.filled], self.width)
+        return data
 
 
 def copy(widths: tuple[int, ...]) -> Rule:
@@ -151,58 +167,31 @@ def copy(widths: tuple[int, ...]) -> Rule:
             size = sizes[lanes]
             if not np.isin(size, (0, width)).all():
                 raise site.fault(Fault, f"copies a part of {width} bytes, which the emulator does not know", int(lanes[0]))
-            begun = Copy(site, width, lanes, source(lanes), size > 0, target(lanes), machine.committed[lanes])
-            complain = site.complaint(lanes)
-            for area, index, _ in machine.shared.find(begun.target, lanes, width, complain):
-                area.await_copy(index, machine.who.at(lanes), complain)
-            read_source(begun)
-            machine.copies.append(begun)
+            begun = Copy(site, width, lanes, source(lanes), size > 0, target(lanes))
+            begun.begin()
+            machine.copies.begin(begun)
 
         return [step]
 
     return rule
 
 
-def read_source(under_way: Copy) -> Row:
-    data, filled = np.zeros((len(under_way.lanes), under_way.width), np.uint8), under_way.filled
-    if filled.any():
-        data[filled] = fetch(under_way.site, "global", under_way.source[filled], under_way.lanes[filled], under_way.width)
-    return data
+def commit(which: str) -> Rule:
+    """which: the machine's queue of copies or of products."""
+
+    def rule(site: Site) -> list[Step]:
+        site.expect(0)
+        committed = getattr(site.machine, which).committed
+        return [site.call(np.add, committed, np.ones(1, np.int64), committed)]
+
+    return rule
 
 
-def finish(machine: Machine, under_way: Copy) -> None:
-    data, complain = read_source(under_way), under_way.site.complaint(under_way.lanes)
-    for area, index, _ in machine.shared.find(under_way.target, under_way.lanes, under_way.width, complain):
-        area.finish_copy(index, data, machine.who.at(under_way.lanes))
-
-
-def commit(site: Site) -> list[Step]:
-    site.expect(0)
-    return [site.call(np.add, site.machine.committed, np.ones(1, np.int64), site.machine.committed)]
-
-
-def wait(all_groups: bool) -> Rule:
+def wait(which: str, all_groups: bool = False) -> Rule:
     def rule(site: Site) -> list[Step]:
         site.expect(0 if all_groups else 1)
-        machine, left = site.machine, 0 if all_groups else int(str(site.operands[0]), 0)
-
-        def step() -> None:
-            kept = []
-            for under_way in machine.copies:
-                last = machine.committed[under_way.lanes] - left
-                done = np.ones(len(last), np.bool_) if all_groups else under_way.group < last
-                if site.where is not None:
-                    done = done & site.where[under_way.lanes]
-                if done.all():
-                    finish(machine, under_way)
-                    continue
-                if done.any():
-                    finish(machine, under_way.part(done))
-                    under_way = under_way.part(~done)
-                kept.append(under_way)
-            machine.copies[:] = kept
-
-        return [step]
+        queue, left = getattr(site.machine, which), None if all_groups else int(str(site.operands[0]), 0)
+        return [lambda: queue.wait(site.where, left)]
 
     return rule
 
@@ -220,8 +209,8 @@ def rules() -> dict[str, Rule]:
                 found |= {f"st.{space}{hint}{vector}.{name}": store(space, count, kind) for hint in hints}
         found[f"ld.param.{name}"] = load_parameter(kind)
     found["cp.async.ca.shared.global"], found["cp.async.cg.shared.global"] = copy((4, 8, 16)), copy((16,))
-    found["cp.async.commit_group"] = commit
-    found["cp.async.wait_group"], found["cp.async.wait_all"] = wait(False), wait(True)
+    found["cp.async.commit_group"] = commit("copies")
+    found["cp.async.wait_group"], found["cp.async.wait_all"] = wait("copies"), wait("copies", all_groups=True)
     return found
 
 
