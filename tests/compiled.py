@@ -11,6 +11,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 
@@ -28,14 +29,14 @@ def ready() -> bool:
 
 
 @functools.cache
-def child() -> ProcessPoolExecutor:
+def child(interpreting: bool) -> ProcessPoolExecutor:
     """One process for all tests of this one, which keeps what it has compiled."""
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=start_child)
     atexit.register(pool.shutdown)
     before = os.environ.get("TRITON_INTERPRET")
-    os.environ["TRITON_INTERPRET"] = "0"  # the child takes over the environment as it starts
+    os.environ["TRITON_INTERPRET"] = "1" if interpreting else "0"  # the child takes over the environment as it starts
     try:
-        assert pool.submit(ready).result()
+        assert pool.submit(ready).result() != interpreting
     finally:
         if before is None:
             del os.environ["TRITON_INTERPRET"]
@@ -45,4 +46,13 @@ def child() -> ProcessPoolExecutor:
 
 
 def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
-    return child().submit(function, *arguments).result()
+    return child(False).submit(function, *arguments).result()
+
+
+def in_interpreting_child(function: Callable[..., Any], *arguments: Any) -> Any:
+    """In a process that may crash: the interpreter does not check where a kernel reads."""
+    try:
+        return child(True).submit(function, *arguments).result()
+    except BrokenProcessPool:
+        child.cache_clear()
+        raise

@@ -85,7 +85,9 @@ def multiply(
     opcode = f"wgmma.mma_async.sync.aligned.m64n{columns}k{A.shape[1]}.f32.{kind}.{kind}"
     body = FILL + f"{at_thread(2, 16, 30)} ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%rd30];"
     body += "".join(f"mov.b32 %r{20 + n}, 0f3F800000;" for n in range(count))
-    body += f"{opcode} {d}, {a}, {descriptor(ROOM, *bt, swizzles[1])}, {keep}, 1, 1{turns}; {wait} {at_thread(3, 4 * count, 31)}"
+    body += (
+        f"{opcode} {d}, {a}, {descriptor(ROOM, *bt, swizzles[1])}, {keep}, 1, 1{turns}; {wait} {at_thread(3, 4 * count, 31)}"
+    )
     body += "".join(f"st.global.b32 [%rd31 + {4 * n}], %r{20 + n};" for n in range(count))
     text = entry(body, 3, threads=128, shared=2 * ROOM).replace("%r<200>", "%r<400>")
     run(text, (1,), [image, torch.from_numpy(held.copy()), out], order=order)
@@ -143,7 +145,9 @@ def test_results_come_only_when_waited_for(wait: str) -> None:
 def test_shared_memory_that_is_written_again_before_the_wait() -> None:
     """After a barrier, so that nothing races until the product reads late: other numbers come out."""
     spoil = "mov.b32 %r7, 0; mul.lo.u32 %r8, %r199, 16; bar.sync 0; st.shared.b32 [%r8], %r7; bar.sync 0;"
-    found = multiply("bf16", 8, (128, 128), (False, False), wait=f"wgmma.commit_group.sync.aligned; {spoil} wgmma.wait_group.sync.aligned 0;")
+    found = multiply(
+        "bf16", 8, (128, 128), (False, False), wait=f"wgmma.commit_group.sync.aligned; {spoil} wgmma.wait_group.sync.aligned 0;"
+    )
     assert not torch.equal(found, product("bf16", 8) + 1)
 
 
