@@ -81,10 +81,8 @@ def multiply(
     opcode = f"wgmma.mma_async.sync.aligned.m64n{columns}k{A.shape[1]}.f32.{kind}.{kind}"
     body = FILL + f"{at_thread(2, 16, 30)} ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%rd30];"
     body += "".join(f"mov.b32 %r{20 + n}, 0f3F800000;" for n in range(count))
-    body += (
-        f"{opcode} {d}, {a}, {descriptor(ROOM, *bt, swizzles[1])}, {keep}, 1, 1{turns}; {wait}"
+    body += f"{opcode} {d}, {a}, {descriptor(ROOM, *bt, swizzles[1])}, {keep}, 1, 1{turns}; {wait}"
     body += at_thread(3, 4 * count, 31)
-    )
     body += "".join(f"st.global.b32 [%rd31 + {4 * n}], %r{20 + n};" for n in range(count))
     text = entry(body, 3, threads=128, shared=2 * ROOM).replace("%r<200>", "%r<400>")
     run(text, (1,), [image, torch.from_numpy(held.copy()), out], order=order)
