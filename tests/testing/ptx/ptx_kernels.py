@@ -78,6 +78,20 @@ def in_place_kernel(x, N: tl.constexpr):
     tl.store(x + at, tl.load(x + at) + 1.0)
 
 
+@triton.jit
+def twice_used_kernel(x, y, out, total, steps, M: tl.constexpr, N: tl.constexpr):
+    """out = xᵀ y and total = Σ x ⊙ x. On sm_90 the product runs on while the loop goes on, and x is used by more than it."""
+    i, j = tl.arange(0, M), tl.arange(0, N)
+    product, squares = tl.zeros([M, N], tl.float32), tl.zeros([M], tl.float32)
+    for n in range(0, steps):
+        row = n * M + i
+        a = tl.load(x + row[:, None] * M + i[None, :])
+        product = tl.dot(tl.trans(a), tl.load(y + row[:, None] * N + j[None, :]), product)
+        squares += tl.sum(a.to(tl.float32) * a.to(tl.float32), 0)
+    tl.store(out + i[:, None] * N + j[None, :], product)
+    tl.store(total + i, squares)
+
+
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
@@ -94,13 +108,14 @@ def too_far(arch: int) -> None:
     Emulator(arch).run(too_far_kernel, (3,), torch.zeros(300), torch.zeros(300), 300, N=128)
 
 
-def matmul(arch: int, dtype: torch.dtype, order: str | int, warps: int, stages: int) -> float:
-    """The relative error."""
-    M, N, K = 64, 48, 96
+def matmul(arch: int, dtype: torch.dtype, order: str | int, warps: int, stages: int, rows: int = 32) -> float:
+    """The relative error. With 64 rows and 4 warps sm_90 multiplies by warp groups."""
+    M, N, K = 128, 48, 96
     a, b = torch.randn(M, K, generator=generator()).to(dtype), torch.randn(K, N, generator=generator()).to(dtype)
     c = torch.full((M, N), float("nan"))
-    grid = (M // 32, N // 16)
-    Emulator(arch, order).run(matmul_kernel, grid, a, b, c, K, N, M=32, N=16, D=32, warps=warps, stages=stages)
+    emulator = Emulator(arch, order)
+    emulator.run(matmul_kernel, (M // rows, N // 16), a, b, c, K, N, M=rows, N=16, D=32, warps=warps, stages=stages)
+    assert ("wgmma" in emulator.launches[0][1]) == (arch == 90 and rows == 64)
     exact = a.double() @ b.double()
     return ((c - exact).norm() / exact.norm()).item()
 
@@ -141,6 +156,15 @@ def in_place(arch: int, elements: int) -> bool:
     x = torch.zeros(elements)
     Emulator(arch).run(in_place_kernel, (1,), x, N=elements)
     return bool((x == 1).all())
+
+
+def twice_used(arch: int, stages: int) -> float:
+    """The relative error of the product."""
+    x, y = (torch.randn(192, n, generator=generator()).bfloat16() for n in (64, 16))
+    out, total = torch.zeros(64, 16), torch.zeros(64)
+    Emulator(arch).run(twice_used_kernel, (1,), x, y, out, total, 3, M=64, N=16, stages=stages)
+    exact = x.double().T @ y.double()
+    return ((out - exact).norm() / exact.norm()).item()
 
 
 def one_program() -> bool:

@@ -75,6 +75,25 @@ def test_a_small_tensor_in_place() -> None:
         in_child(ptx_kernels.in_place, 80, 32)
 
 
+@pytest.mark.parametrize("arch, stages", [(80, 2), (80, 3), (90, 1)])
+def test_a_tile_that_a_product_and_a_sum_use(arch: int, stages: int) -> None:
+    assert in_child(ptx_kernels.twice_used, arch, stages) < 1e-6
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_triton_copies_over_a_tile_that_a_product_still_reads(stages: int) -> None:
+    """On sm_90 the pipeline gives such a tile one buffer too few. A fault of the compiler (3.7.1); one stage avoids it."""
+    with pytest.raises(Race, match=r"cp\.async.*that a product still reads"):
+        in_child(ptx_kernels.twice_used, 90, stages)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_matmul_of_warp_groups(dtype: torch.dtype) -> None:
+    bound = 2e-3 if dtype == torch.float32 else 1e-6
+    for order, stages in (("together", 3), ("reverse", 1), (11, 2)):
+        assert 0 < in_child(ptx_kernels.matmul, 90, dtype, order, 4, stages, 64) < bound
+
+
 def test_two_architectures_with_the_same_program() -> None:
     assert in_child(ptx_kernels.one_program)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-from hypermlp.testing.ptx import Fault, UnknownInstruction, run
-from hypermlp.testing.ptx.instructions import RULES
 from snippets import at_thread, entry
 from test_ptx_warps import HALF_A, SINGLE_A, fragment
+
+from hypermlp.testing.ptx import Fault, Race, UnknownInstruction, run
+from hypermlp.testing.ptx.instructions import RULES
 
 CODES = {0: 0, 128: 1, 64: 2, 32: 3}
 TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "tf32": torch.float32}
@@ -30,18 +30,14 @@ def laid_out(matrix: torch.Tensor, swizzle: int, turned: bool) -> tuple[np.ndarr
     (mn, k), size = matrix.shape, raw.shape[2]
     width = swizzle or 16  # bytes of a row of an atom
     atom = 8 * width
-    many = -(-max(mn, k) // 8) * atom * 2
     image = np.zeros(ROOM, np.uint8)
-    if turned:
-        leading, stride = (many, atom * 2) if swizzle else (atom * 2, many)
-        across, down = (leading, stride) if swizzle else (stride, leading)
-    else:
-        leading, stride = atom * 2 if not swizzle else 16, many // 4
+    along = 2 * atom  # from 8 rows to the next 8, with a gap
+    across = along * -(-(k if turned else mn) // 8)  # from one row's bytes to the next atom's
+    leading, stride = (across, along) if swizzle or not turned else (along, across)
     for i in range(mn):
         for j in range(k):
             row, byte = (j, i * size) if turned else (i, j * size)
-            start = row // 8 * (down if turned else stride) + byte // width * (across if turned else leading)
-            place = start + atom_place(row % 8, byte % width, swizzle)
+            place = row // 8 * along + byte // width * across + atom_place(row % 8, byte % width, swizzle)
             assert not image[place : place + size].any()
             image[place : place + size] = raw[i, j]
     return image, leading, stride
@@ -85,9 +81,8 @@ def multiply(
     opcode = f"wgmma.mma_async.sync.aligned.m64n{columns}k{A.shape[1]}.f32.{kind}.{kind}"
     body = FILL + f"{at_thread(2, 16, 30)} ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%rd30];"
     body += "".join(f"mov.b32 %r{20 + n}, 0f3F800000;" for n in range(count))
-    body += (
-        f"{opcode} {d}, {a}, {descriptor(ROOM, *bt, swizzles[1])}, {keep}, 1, 1{turns}; {wait} {at_thread(3, 4 * count, 31)}"
-    )
+    body += f"{opcode} {d}, {a}, {descriptor(ROOM, *bt, swizzles[1])}, {keep}, 1, 1{turns}; {wait}"
+    body += at_thread(3, 4 * count, 31)
     body += "".join(f"st.global.b32 [%rd31 + {4 * n}], %r{20 + n};" for n in range(count))
     text = entry(body, 3, threads=128, shared=2 * ROOM).replace("%r<200>", "%r<400>")
     run(text, (1,), [image, torch.from_numpy(held.copy()), out], order=order)
@@ -142,19 +137,20 @@ def test_results_come_only_when_waited_for(wait: str) -> None:
     assert (multiply("bf16", 8, (128, 128), (False, False), wait=wait) == 1).all()
 
 
-def test_shared_memory_that_is_written_again_before_the_wait() -> None:
-    """After a barrier, so that nothing races until the product reads late: other numbers come out."""
-    spoil = "mov.b32 %r7, 0; mul.lo.u32 %r8, %r199, 16; bar.sync 0; st.shared.b32 [%r8], %r7; bar.sync 0;"
-    found = multiply(
-        "bf16", 8, (128, 128), (False, False), wait=f"wgmma.commit_group.sync.aligned; {spoil} wgmma.wait_group.sync.aligned 0;"
-    )
-    assert not torch.equal(found, product("bf16", 8) + 1)
+@pytest.mark.parametrize("write", ["st.shared.b32 [%r8], %r7;", "cp.async.cg.shared.global [%r8], [%rd30], 16;"])
+def test_shared_memory_that_is_written_before_the_wait(write: str) -> None:
+    """A barrier does not wait for products."""
+    spoil = f"mov.b32 %r7, 0; mul.lo.u32 %r8, %r199, 16; bar.sync 0; {write}"
+    wait = "wgmma.commit_group.sync.aligned; {} wgmma.wait_group.sync.aligned 0; {}"
+    multiply("bf16", 8, (128, 128), (False, False), wait=wait.format("", spoil))
+    with pytest.raises(Race, match="a product still reads"):
+        multiply("bf16", 8, (128, 128), (False, False), wait=wait.format(spoil, ""))
 
 
 def test_descriptors_are_checked() -> None:
     body = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1, %r2, %r3, %r4}, %rd1, %rd1, 1, 1, {sign}, 0, 0;"
     text = entry(body.replace("{sign}", "-1"), 0, threads=128, shared=1024)
-    with pytest.raises(UnknownInstruction, match="numbers"):
+    with pytest.raises(UnknownInstruction, match="unknown signs"):
         run(text, (1,), [])
     far = entry("mov.b64 %rd1, 16383;" + body.replace("{sign}", "1"), 0, threads=128, shared=1024)
     with pytest.raises(Fault, match="outside of 1024 bytes"):

@@ -37,6 +37,7 @@ class Area:
         self.count = count
         self.shadow: Shadow | None = Shadow(count) if shared else None
         self.notes: list[tuple[Row, Who]] = []
+        self.held: Row | None = None  # how many products under way read each granule
 
     def index(self, offset: Row, width: int) -> Row:
         """Granules of accesses at byte offsets: one per lane, or a row per lane."""
@@ -73,6 +74,9 @@ class Area:
         self._watch(complain)
         assert self.shadow is not None
         who = who if index.ndim == 1 else who.columns()
+        if self.held is not None and self.held.take(index).any():
+            lane = first_lane(self.held.take(index))
+            raise complain(Race, f"writes {self.name} that a product still reads: it was not waited for", lane)
         culprit = self.shadow.write(index, who)
         if culprit is not None and self.shared and data is not None:
             same = (self.take(index) == data).reshape(*index.shape, self.granule).all(-1)
@@ -87,6 +91,11 @@ class Area:
         lost = (self.take(index) != data).any(-1)
         if lost.any():
             raise complain(Race, "writes different values to the same address in one instruction", first_lane(lost))
+
+    def hold(self, index: Row, readers: int) -> None:
+        if self.held is None:
+            self.held = np.zeros(self.count, np.int32)
+        self.held[index] += readers
 
     def await_copy(self, index: Row, who: Who, complain: Complaint) -> None:
         """A copy to these granules begins: nobody may touch them before it was waited for."""
@@ -134,6 +143,7 @@ class Shared:
 
     def clear(self) -> None:
         self.area.raw.view(np.uint32).fill(POISON)
+        self.area.held = None
         assert self.area.shadow is not None
         self.area.shadow.clear()
 

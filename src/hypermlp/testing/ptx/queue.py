@@ -57,5 +57,3 @@ class Queue:
                 work, group = work.part(~done), group[~done]
             kept.append(Begun(work, group))
         self.begun[:] = kept
-
-

@@ -55,18 +55,27 @@ class Operand(NamedTuple):
     turned: bool
     kind: str
 
-    def read(self, site: Site, lane: int, first: int, count: int, total: int) -> Row:
-        """Rows first … first + count of an operand with `total` of them, count K, as seen by a warp."""
+    def pieces(self, site: Site, lane: int, first: int, count: int, total: int) -> Row:
+        """Addresses of rows first … first + count of an operand with `total` of them, as a warp sees it."""
         descriptor, size = int(self.descriptor[lane]), 4 if self.kind == "tf32" else 2
         if descriptor >> 49 & 7:
             raise site.fault(Fault, "has a descriptor with a base offset, which the emulator does not know", lane)
-        address = places(descriptor, total, size, self.turned)
-        step = 16 // size
-        address = address[:, first // step : (first + count) // step] if self.turned else address[first : first + count]
-        lanes = np.full(address.size, lane)
-        data = fetch(site, "shared", address.reshape(-1).astype(np.uint64), lanes, 16)
+        address, step = places(descriptor, total, size, self.turned), 16 // size
+        return address[:, first // step : (first + count) // step] if self.turned else address[first : first + count]
+
+    def read(self, site: Site, lane: int, *rows: int) -> Row:
+        """The same rows as numbers, count K."""
+        address = self.pieces(site, lane, *rows)
+        data = fetch(site, "shared", address.reshape(-1).astype(np.uint64), np.full(address.size, lane), 16)
         matrix = widened(data, self.kind).reshape(address.shape[0], -1)
         return matrix.T if self.turned else matrix
+
+    def hold(self, site: Site, lane: int, readers: int, *rows: int) -> None:
+        """Count who reads it in the background."""
+        address, machine = self.pieces(site, lane, *rows).reshape(-1).astype(np.uint64), site.machine
+        lanes = np.full(address.size, lane)
+        for area, index, _ in machine.shared.find(address, lanes, 16, site.complaint(lanes)):
+            area.hold(index, readers)
 
 
 class Product(NamedTuple):
@@ -84,24 +93,34 @@ class Product(NamedTuple):
     def part(self, chosen: Row) -> Product:
         return self._replace(lanes=self.lanes[chosen])
 
-    def finish(self) -> None:
-        for lane in self.lanes.tolist():
-            self._multiply(lane)
-
-    def look(self) -> None:
-        """Shared memory is read from the moment on that the product begins."""
+    def begin(self) -> None:
+        """Shared memory is read from now on, and nobody may write what is read."""
         for lane in self.lanes.tolist():
             self._operands(lane)
+            self._hold(lane, 1)
+
+    def finish(self) -> None:
+        for lane in self.lanes.tolist():
+            self._hold(lane, -1)
+            self._multiply(lane)
+
+    def _rows(self, lane: int) -> tuple[int, int, int]:
+        """Of A, that a warp multiplies."""
+        return lane // WARP % (self.site.machine.threads // WARP) % 4 * ROWS, ROWS, 4 * ROWS
+
+    def _hold(self, lane: int, readers: int) -> None:
+        self.b.hold(self.site, lane, readers, 0, self.columns, self.columns)
+        if isinstance(self.a, Operand):
+            self.a.hold(self.site, lane, readers, *self._rows(lane))
 
     def _operands(self, lane: int) -> tuple[Row, Row]:
         """A (16 K) and B (N K)."""
-        warp, machine = lane // WARP, self.site.machine
         b = self.b.read(self.site, lane, 0, self.columns, self.columns)
         if isinstance(self.a, Operand):
-            return self.a.read(self.site, lane, warp % (machine.threads // WARP) % 4 * ROWS, ROWS, 4 * ROWS), b
+            return self.a.read(self.site, lane, *self._rows(lane)), b
         packed = np.empty((2, 8, 2, 4), np.uint32)
         for n, row in enumerate(self.a):
-            packed[n % 2, :, n // 2] = row[warp]
+            packed[n % 2, :, n // 2] = row[lane // WARP]
         return widened(packed.reshape(ROWS, 8), self.kind), b
 
     def _multiply(self, lane: int) -> None:
@@ -121,8 +140,12 @@ def multiply(kind: str, columns: int) -> Rule:
         given = site.operands
         signs, turns = given[4:6], [str(x) for x in given[6:]]
         if signs != ("1", "1") or set(turns) - {"0", "1"} or site.machine.threads % 128:
-            raise UnknownInstruction(f"{site.machine.kernel.name}: the emulator does not know the numbers in {site.instruction}")
-        a: Any = registers(site, 1, 4, np.uint32) if from_registers else Operand(site.read(1, np.uint64), turns[:1] == ["1"], kind)
+            raise UnknownInstruction(
+                f"{site.machine.kernel.name}: the emulator does not know the numbers in {site.instruction}"
+            )
+        a: Any = (
+            registers(site, 1, 4, np.uint32) if from_registers else Operand(site.read(1, np.uint64), turns[:1] == ["1"], kind)
+        )
         b = Operand(site.read(2, np.uint64), turns[-1:] == ["1"], kind)
         keep, d = site.read(3, np.bool_), registers(site, 0, columns // 2, np.float32, write=True)
         every = np.arange(site.machine.warps)
@@ -134,7 +157,7 @@ def multiply(kind: str, columns: int) -> Rule:
             left = a._replace(descriptor=a.descriptor.copy()) if isinstance(a, Operand) else a
             right = b._replace(descriptor=b.descriptor.copy())
             begun = Product(site, kind, columns, lanes, left, right, keep.copy(), d)
-            begun.look()
+            begun.begin()
             site.machine.products.begin(begun)
 
         return [step]
