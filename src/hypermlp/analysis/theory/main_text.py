@@ -16,7 +16,7 @@ from hypermlp.analysis.theory.appendix_c_geometry import bends
 from hypermlp.analysis.theory.appendix_f import null_direction, update_space, updates
 from hypermlp.analysis.theory.appendix_h import added_atoms, no_mixing, ungated
 from hypermlp.analysis.theory.registry import Case, printed, relative, statement
-from hypermlp.analysis.theory.setting import activations, heads, hidden, make_static, mixing_matrix, own_context, read
+from hypermlp.analysis.theory.setting import activations, heads, hidden, make_static, measured_mixing, own_context, read
 from hypermlp.mixers.hyper import HyperGLU
 
 
@@ -88,8 +88,7 @@ def truncation(case: Case) -> float:
 )
 def sliced(case: Case) -> float:
     layer, x, t, T = case.layer(), case.normal(6), 5, 12
-    full = mixing_matrix(layer, layer.op1, x, 0, T)
-    part = mixing_matrix(layer, layer.op1, x, 0, t)
+    full, part = measured_mixing(layer, 1, x, T), measured_mixing(layer, 1, x, t)
     assert relative(full[:t, :t], part) < 1e-12
     return relative(F.pad(part, (0, T - t, 0, T - t)), full)
 
