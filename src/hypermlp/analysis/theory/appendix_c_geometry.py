@@ -204,6 +204,7 @@ def crossing_times(field: Field, begin: Tensor, end: Tensor, steps: int = 400) -
     control="controls that jump, s = 1{x·w > c}, and with them a score from one sign to the other",
     tolerance=1e-3,
     instances=6,
+    blind="a wrong operator that is continuous has cells of its own; C.14 says what the scores are.",
 )
 def pullback(case: Case) -> float:
     layer, X = case.layer(n_head=1), case.normal(4, 6)

@@ -48,6 +48,7 @@ def move(parameters: Sequence[Tensor], change: Tensor, step: float) -> None:
     control="a loss of fourth powers",
     tolerance=1e-6,
     instances=3,
+    blind="it is the chain rule, true of every differentiable model.",
 )
 def tangent_kernel(case: Case) -> float:
     layer = case.layer(attn_kind="glu", n_head=1, n_embd=4, qk_rank=4, vo_rank=4).requires_grad_()
@@ -75,6 +76,7 @@ def tangent_kernel(case: Case) -> float:
     control="q, k and v trained as well",
     tolerance=1e-6,
     instances=2,
+    blind="true of every model that is linear in what is trained.",
 )
 def lazy_regime(case: Case) -> float:
     layer = case.layer(n_head=1, n_embd=4, qk_rank=4, vo_rank=4, block_size=4)

@@ -208,7 +208,8 @@ def static_pool(case: Case) -> float:
     table = torch.cat([psi(heads(layer, x, X)[0], torch.cat([pool, spare])).T for x in queries])  # n·d t+2
     f = read(layer, queries, X, norm="none").flatten()
     size = variation_norm(table, f)
-    return case.bound(size, t) if size < float("inf") else float("inf")
+    gap = float((table @ torch.linalg.lstsq(table, f[:, None]).solution[:, 0] - f).norm() / f.norm())
+    return gap + (case.bound(size, t) if size < float("inf") else 0.0)
 
 
 @statement(

@@ -13,6 +13,9 @@ from hypermlp.mixers.hyper import HyperGLU
 # Why statements about the rank of W_o notice no fault of the operator.
 READOUT = "it holds whatever the operator gives: only W_o, behind it, decides the directions of an update."
 
+# The same for statements about what an update can depend on.
+DEPENDS = "it bounds what an update depends on and where it lies; a wrong operator between the same projections obeys it too."
+
 
 def forward_pair(case: Case, t: int, T: int) -> tuple[HyperGLU, HyperGLU]:
     """Layers in forward order (aligner_kind="identity"); the long one has the short one's operators in its top-left corner."""
@@ -125,6 +128,7 @@ def null_direction(case: Case, *matrices: Tensor) -> Tensor:
     "query adds δ to the result.",
     assumes="W1 and W2 do not depend on x: static gates and mixing, and a context that does not contain the query.",
     control="gates and controls that see the query, as in the published layer",
+    blind=DEPENDS,
 )
 def quotient(case: Case) -> float:
     layer, X = case.layer(n_head=1, qk_rank=2), case.normal(case.integer(4, 10), 6)

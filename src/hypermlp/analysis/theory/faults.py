@@ -230,7 +230,10 @@ def offset(o: Operands) -> Tensor:
     return o.mix() * 1.001
 
 
-@fault("junk for the output")
+JUNK = "junk for the output"
+
+
+@fault(JUNK)
 def junk(o: Operands) -> Tensor:
     return torch.randn_like(o.mix())  # other numbers in every call
 
@@ -269,6 +272,6 @@ def notices(entry: Statement, name: str) -> bool:
             return True
 
 
-def noticed(entries: Iterable[Statement]) -> dict[str, list[str]]:
-    """For each statement that is checked, the faults it notices."""
-    return {e.number: [name for name in FAULTS if notices(e, name)] for e in entries if e.check is not None}
+def noticed(entries: Iterable[Statement]) -> Iterator[tuple[Statement, list[str]]]:
+    """Each statement that is checked, with the faults it notices."""
+    return ((e, [name for name in FAULTS if notices(e, name)]) for e in entries if e.check is not None)

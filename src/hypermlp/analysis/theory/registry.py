@@ -91,7 +91,7 @@ class Statement:
     check: Check | None = None
     unchecked: str = ""  # one of LISTED, where there is no check
     trivial: str = ""  # what of the statement holds by definition, where that is most of it
-    blind: str = ""  # why the check notices no fault of the operator (faults.py)
+    blind: str = ""  # why the check notices no fault of the operator (faults.py) but junk, if not even that
     tolerance: float = 1e-9
     instances: int = 10
     needs: str = ""  # the optional package that the check imports
