@@ -19,7 +19,7 @@ def theory(
     ] = None,
     page: Annotated[bool, typer.Option("--page", help="Also write a page: a map, every sentence, the pictures.")] = False,
     show: Annotated[
-        bool, typer.Option("--list", help="Only list the statements, as a Markdown table; nothing is run.")
+        bool, typer.Option("--list", help="Only list the statements, or with --faults the faults, as a Markdown table.")
     ] = False,
     faults: Annotated[
         bool,
@@ -35,11 +35,13 @@ def theory(
     sentences are printed too.
     """
     from hypermlp.analysis.theory import select
-    from hypermlp.report.theory import markdown, show_theory
+    from hypermlp.analysis.theory.faults import noticed
+    from hypermlp.report.theory import faults_markdown, markdown, show_theory
 
     wanted = [part for text in only or [] for part in text.split(",")]
     if show:
-        print(markdown(select(wanted)), end="")
+        entries = select(wanted)
+        print(faults_markdown({e.number: names for e, names in noticed(entries)}) if faults else markdown(entries), end="")
         return
     if not show_theory(new_console(), wanted, out if page else None, faults=faults):
         raise typer.Exit(1)

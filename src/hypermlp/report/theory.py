@@ -146,6 +146,13 @@ def by_fault(found: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     return {name: [number for number, names in found.items() if name in names] for name in FAULTS}
 
 
+def faults_markdown(found: Mapping[str, Sequence[str]]) -> str:
+    """Which statements notice each fault, as a Markdown table; given the faults of each statement."""
+    rows = ["| fault | noticed by | statements |", "| --- | ---: | --- |"]
+    rows += [f"| {name} | {len(numbers)} | {', '.join(numbers)} |" for name, numbers in by_fault(found).items()]
+    return "\n".join(rows) + "\n"
+
+
 def show_corrections(console: Console, results: Sequence[Result]) -> None:
     """What is false or imprecise as printed."""
     found = [result for result in results if result.statement.printed]

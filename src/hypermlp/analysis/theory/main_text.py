@@ -228,6 +228,7 @@ def span(vectors: Tensor) -> int:
     control="the adapter meant for o put on q",
     needs="peft",
     instances=2,
+    blind=DEPENDS,
 )
 def readout_side(case: Case) -> float:
     on_o, basis = lora_change(case, "q" if case.broken else "o")
