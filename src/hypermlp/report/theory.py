@@ -123,7 +123,7 @@ def card(result: Result) -> Text:
 
 def remarks(entry: Statement) -> dict[str, str]:
     """What a check does not test, and why."""
-    found = {"By definition": entry.trivial, "Notices no fault of the operator": entry.blind}
+    found = {"By definition": entry.trivial, "Blind to faults of the operator": entry.blind}
     return {name: text for name, text in found.items() if text}
 
 

@@ -153,7 +153,7 @@ def bounded_dictionary(case: Case) -> float:
         head = heads(layer, x, torch.eye(6, dtype=torch.float64))[0]
         return (x @ head.L1).norm() * torch.linalg.matrix_norm(head.L2, 2) * ru * rv
 
-    x = climb(size, case.normal(6), lambda y: on_sphere(y, B_x))
+    x = max((climb(size, case.normal(6), lambda y: on_sphere(y, B_x)) for _ in range(3)), key=lambda y: float(size(y)))
     u, v = best_atom(x)
     error = case.bound(element(layer, x[None], u[None], v[None]).norm(), psi_bound(layer))
     still = make_static(case.layer(n_head=1))
@@ -245,7 +245,8 @@ def contraction(case: Case) -> float:
     points = measured_atoms(layer, X[0], X).repeat(2, 1)  # every place twice, so that weights can cancel
     g = case.uniform(len(X), low=1.5, high=3) if case.broken else measured_gate(layer, X[0], X)
     worst = 0.0 if case.broken else float((g * (1 - g)).abs().max())  # 0 or 1
-    for weights in (torch.ones(len(points), dtype=torch.float64), case.normal(len(points))):
+    ones, random = torch.ones(len(points), dtype=torch.float64), case.normal(len(points))
+    for weights in (ones, random, random * (0.01 + g.abs().repeat(2))):  # the last has most of its mass where the gate is open
         worst = max(worst, case.bound(total_variation(points, g.repeat(2) * weights), total_variation(points, weights)))
     return worst
 

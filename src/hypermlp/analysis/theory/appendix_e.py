@@ -159,6 +159,8 @@ def a_priori(case: Case) -> float:
     def size(context: Tensor) -> Tensor:
         return read(layer, x[None], context, impl="dense", norm="none").norm()
 
+    if not float(size(X)):
+        X = -X  # all slots closed: nothing to climb on
     X = climb(size, X, lambda c: on_sphere(c, 1.0))
     active = float((hidden(layer, x[None], X) > 0).sum())
     error = case.bound(size(X), largest * active) if active else 0.0

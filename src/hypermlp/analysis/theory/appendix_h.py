@@ -163,8 +163,8 @@ def registers(case: Case) -> float:
     "H.6",
     "Remark",
     "Registers widen the span of the slots",
-    says="With mixing, t tokens and k registers in general position span t + k dimensions of slots, against t without "
-    "the registers.",
+    says="With mixing the operator scores every slot as a mixture of tokens and registers, and in general position t tokens "
+    "and k registers span t + k dimensions of slots, against t without the registers.",
     assumes="the registers are not combinations of the tokens; t + k ≤ d.",
     control="registers that are sums of tokens",
 )
@@ -178,7 +178,9 @@ def wider_span(case: Case) -> float:
         found = torch.cat([measured_mixing(layer, 1, x, len(context)).T @ context for x in case.normal(6, 6)])
         return int(torch.linalg.matrix_rank(found, rtol=1e-9))
 
-    return float(abs(span(X) - t) + abs(span(torch.cat([X, extra])) - (t + k)))
+    both, x = torch.cat([X, extra]), case.normal(1, 6)
+    mixtures = relative(hidden(layer, x, both)[0], torch.stack([head.alpha for head in heads(layer, x[0], both)]))
+    return mixtures + float(abs(span(X) - t) + abs(span(both) - (t + k)))
 
 
 @statement(
