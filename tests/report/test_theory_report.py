@@ -14,9 +14,15 @@ from typer.testing import CliRunner
 
 from hypermlp.analysis import gallery
 from hypermlp.analysis.theory import STATEMENTS, run, select
+from hypermlp.analysis.theory.faults import FAULTS
+from hypermlp.analysis.theory.numbered import NUMBERED
 from hypermlp.analysis.theory.registry import FAILS
 from hypermlp.cli import app
 from hypermlp.report import theory as report
+from hypermlp.report.theory_map import THREADS, base, html_map, links_of
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "theory.md").read_text()
 
 FEW = ["C.1", "C.9", "C.12", "example 1"]
 
@@ -31,11 +37,11 @@ def test_table_fits_a_terminal_and_tells_every_verdict() -> None:
     good, text = printed(FEW)
     assert good
     assert "…" not in text.split("worst error: ")[0], "nothing is cut off at 80 columns"
-    assert re.search(r"Lemma C.1 +10 +0 +\S+e-\d\d +✓ holds\b", text)
+    assert re.search(r"Lemma C.1 +10 +\S+e-16 +\S+e-\d\d +✓ holds\b", text)
     assert re.search(r"Corollary C.12 .*✓ holds, corrected", text)
     assert re.search(r"Proposition C.9 \(ii\) +– proof only", text)
     assert re.search(r"^Example 1 |\bExample 1 +5", text, re.M)
-    assert "4 of 4 statements hold and fail under their control; 1 proof only; 1 corrected." in " ".join(text.split())
+    assert "4 of 4 checks hold and fail under their control; 1 proof only; 1 corrected." in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -50,7 +56,7 @@ def test_a_failure_is_told_and_ends_the_command_with_1(monkeypatch: pytest.Monke
     good, text = printed(["C.1"])
     assert not good
     assert re.search(r"Lemma C.1 .*✗ fails", text)
-    assert "0 of 1 statements hold and fail under their control; 1 fails" in text
+    assert "0 of 1 checks hold and fail under their control; 1 fails" in text
     done = CliRunner().invoke(app, ["theory", "--only", "C.1"])
     assert done.exit_code == 1
 
@@ -68,7 +74,7 @@ def test_the_command_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
     done = CliRunner().invoke(app, f"theory --page --only C.1 --out {out}")
     assert done.exit_code == 0, done.output
     assert "Lemma C.1" in out.read_text()
-    assert "1 of 1 statements hold" in done.output
+    assert "1 of 1 checks hold" in done.output
 
 
 class Reader(HTMLParser):
@@ -126,8 +132,45 @@ def test_page_is_complete_in_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_document_has_a_row_for_every_statement() -> None:
     """The table of docs/theory.md is what the program lists."""
-    document = (Path(__file__).parents[2] / "docs" / "theory.md").read_text()
-    rows = [line for line in document.splitlines() if line.startswith("| ")]
+    rows = [line for line in DOCUMENT.split("## All statements")[1].splitlines() if line.startswith("| ")]
     done = CliRunner().invoke(app, ["theory", "--list"])
     assert rows == done.output.splitlines()
     assert len(rows) == len(STATEMENTS) + 2
+
+
+def test_document_counts_what_there_is() -> None:
+    checks = [entry for entry in STATEMENTS.values() if entry.check]
+    checked = {base(entry.number) for entry in checks}
+    for sentence in (
+        f"It numbers {len(NUMBERED) - 3} statements and three examples. Of these {len(NUMBERED)}, {len(checked)} are here as",
+        f"so there are {len(checks)} checks",
+        f"notice each of {len(FAULTS)} faults",
+    ):
+        assert sentence in " ".join(DOCUMENT.split())
+    readme = (ROOT / "README.md").read_text()
+    assert f"the {len(NUMBERED)} numbered items of the paper: {len(checked)} checked" in readme
+    assert f"{len(NUMBERED) - len(checked)} only listed" in readme
+
+
+def test_map_has_every_number_once_and_its_links() -> None:
+    placed = [number for boxes in THREADS.values() for numbers in boxes.values() for number in numbers]
+    assert sorted(placed) == sorted(NUMBERED)
+    results = [run(STATEMENTS[number], 1) for number in ("C.1", "C.2", "C.4", "C.12")]
+    results[1] = replace(results[1], verdict=FAILS)
+    page = html_map(results)
+    for word, number in (("holds", "C.1"), ("fails", "C.2"), ("listed", "C.4"), ("corrected", "C.12"), ("open", "C.13")):
+        assert f'class="node {word}" data-number="{number}"' in page
+    assert 'data-number="C.2" data-cites="C.1"' in page
+    assert links_of("C.1", {"C.2"}) == '<p class="note">used by <a href="#s-C-2">C.2</a></p>'
+    assert "rests on 2.5" in links_of("2.6 (i)", set())
+
+
+def test_faults_are_told_with_reasons() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    assert report.show_theory(console, ["C.2", "B.2"], None, faults=True)
+    text = " ".join(console.file.getvalue().split())
+    assert "normalisation left out 1 B.2" in text
+    assert "R1 left out 0" in text
+    assert f"C.2 notices nothing: {STATEMENTS['C.2'].blind}" in text
+    done = CliRunner().invoke(app, ["theory", "--list", "--faults", "--only", "B.2"])
+    assert "| normalisation left out | 1 | B.2 |" in done.output.splitlines()

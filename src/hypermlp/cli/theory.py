@@ -17,23 +17,31 @@ def theory(
         list[str] | None,
         typer.Option(help="A statement (2.3), an appendix (C) or examples (example), also several with commas between them."),
     ] = None,
-    page: Annotated[bool, typer.Option("--page", help="Also write a page with every sentence and the pictures.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Also write a page: a map, every sentence, the pictures.")] = False,
     show: Annotated[
-        bool, typer.Option("--list", help="Only list the statements, as a Markdown table; nothing is run.")
+        bool, typer.Option("--list", help="Only list the statements, or with --faults the faults, as a Markdown table.")
+    ] = False,
+    faults: Annotated[
+        bool,
+        typer.Option("--faults", help="Also seed faults in the operator, and tell which statements notice them."),
     ] = False,
     out: Annotated[Path, typer.Option(help="The page to write; needs --page.")] = Path("theory.html"),
 ) -> None:
-    """Check every numbered statement of the paper on random instances, and again with its assumption broken.
+    """Check the paper's statements on random instances, and again with their assumptions broken.
 
-    The table has the largest error over all instances and the smallest under the control, where the check must fail. With one
-    statement, or a few, the sentences are printed too.
+    All that the paper numbers is listed: definitions, assumptions, what other checks cover and what only a proof decides are
+    marked as such, and all else is checked. The table has the largest error over all instances, for inequalities how close they
+    came to equality, and the smallest error under the control, where the check must fail. With one statement, or a few, the
+    sentences are printed too.
     """
     from hypermlp.analysis.theory import select
-    from hypermlp.report.theory import markdown, show_theory
+    from hypermlp.analysis.theory.faults import noticed
+    from hypermlp.report.theory import faults_markdown, markdown, show_theory
 
     wanted = [part for text in only or [] for part in text.split(",")]
     if show:
-        print(markdown(select(wanted)), end="")
+        entries = select(wanted)
+        print(faults_markdown({e.number: names for e, names in noticed(entries)}) if faults else markdown(entries), end="")
         return
-    if not show_theory(new_console(), wanted, out if page else None):
+    if not show_theory(new_console(), wanted, out if page else None, faults=faults):
         raise typer.Exit(1)

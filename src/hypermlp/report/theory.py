@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
+from math import isinf
 from pathlib import Path
 
 from rich import box
@@ -16,20 +17,25 @@ from rich.text import Text
 
 from hypermlp.analysis.gallery import Picture, pictures
 from hypermlp.analysis.theory import Result, Statement, run, select
-from hypermlp.analysis.theory.registry import FAILS, HOLDS, NOT_RUN, PROOF_ONLY, TOOTHLESS
+from hypermlp.analysis.theory.faults import FAULTS, JUNK, noticed
+from hypermlp.analysis.theory.registry import FAILS, HOLDS, LISTED, NOT_RUN, TOOTHLESS
 from hypermlp.provenance import machine
+from hypermlp.report.theory_map import anchor, html_map, links_of
 
 HERE = Path(__file__).parent
-COLUMNS = ("statement", "instances", "worst error", "control", "verdict")
-SIGNS = {HOLDS: "✓", FAILS: "✗", TOOTHLESS: "✗", PROOF_ONLY: "–", NOT_RUN: "?"}
-STYLES = {HOLDS: "green", FAILS: "bold red", TOOTHLESS: "bold red", PROOF_ONLY: "dim", NOT_RUN: "yellow"}
+STYLE_FILES, SCRIPT_FILES = ("page.css", "theory.css"), ("theory_map.js",)
+COLUMNS = ("statement", "runs", "worst error", "slack", "control", "verdict")
+SIGNS = {HOLDS: "✓", FAILS: "✗", TOOTHLESS: "✗", NOT_RUN: "?"} | dict.fromkeys(LISTED, "–")
+STYLES = {HOLDS: "green", FAILS: "bold red", TOOTHLESS: "bold red", NOT_RUN: "yellow"} | dict.fromkeys(LISTED, "dim")
 INTRODUCTION = (
-    "The numbered statements of the paper (Lu and Yang, 2026) in our words, each checked on random instances in double "
-    "precision, on the real layer wherever it speaks of one, and again with its assumption broken, where the check must fail."
+    "What the paper (Lu and Yang, 2026) numbers, in our words. What claims something that can be computed is checked on random "
+    "instances in double precision, on the real layer wherever it speaks of one, and again with its assumption broken, where "
+    "the check must fail. Definitions, assumptions and what only a proof can decide are listed."
 )
 LEGEND = (
-    "worst error: the largest over the instances. control: the smallest when the assumption is broken; it must be above the "
-    "tolerance. corrected: the printed statement fails on an instance, and the sentence that is checked differs from it."
+    "worst error: the largest over the instances. slack: of an inequality, the smallest bound ÷ value that was found. control: "
+    "the smallest error when the assumption is broken; it must be above the tolerance. corrected: the printed statement fails "
+    "on an instance, and the sentence that is checked differs from it."
 )
 PARTS = {
     "2": "Section 2: the main text",
@@ -45,8 +51,11 @@ PARTS = {
 }
 
 
-def show_theory(console: Console, only: Iterable[str], page: Path | None) -> bool:
-    """Run the checks and print what they found; whether nothing failed. `page`: where to write the page, if anywhere."""
+def show_theory(console: Console, only: Iterable[str], page: Path | None, *, faults: bool = False) -> bool:
+    """Run the checks and print what they found; whether nothing failed.
+
+    page: where to write the page, if anywhere. faults: also seed faults in the operator and tell which statements notice them.
+    """
     chosen = select(only)
     results = run_all(console, chosen)
     console.print(results_table(results))
@@ -56,6 +65,8 @@ def show_theory(console: Console, only: Iterable[str], page: Path | None) -> boo
     else:
         show_corrections(console, results)
     console.print(summary(results), style="bold", highlight=False)
+    if faults:
+        show_faults(console, chosen)
     if page is not None:
         with console.status("drawing"):
             write_page(results, pictures(), page)
@@ -79,16 +90,17 @@ def cells(result: Result) -> list[str]:
     """The columns of a result, as text."""
     entry = result.statement
     verdict = f"{SIGNS[result.verdict]} {result.verdict}"
-    if result.verdict in (PROOF_ONLY, NOT_RUN):
-        return [entry.name, "", "", "", f"{verdict}, {result.reason}" if result.reason else verdict]
-    errors = [f"{result.error:.1e}" if result.error else "0", f"{result.control:.1e}"]
+    if result.verdict in (*LISTED, NOT_RUN):
+        return [entry.name, "", "", "", "", f"{verdict}, {result.reason}" if result.reason else verdict]
+    slack = "" if isinf(result.slack) else f"{result.slack:.2f}"
+    errors = [f"{result.error:.1e}" if result.error else "0", slack, f"{result.control:.1e}"]
     return [entry.name, str(result.instances), *errors, f"{verdict}, corrected" if entry.printed else verdict]
 
 
 def results_table(results: Sequence[Result]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=LEGEND, caption_justify="left", caption_style="dim")
     for name in COLUMNS:
-        table.add_column(name, justify="right" if name in COLUMNS[1:4] else "left", no_wrap=name != "verdict")
+        table.add_column(name, justify="right" if name in COLUMNS[1:5] else "left", no_wrap=name != "verdict")
     for result in results:
         found = cells(result)
         table.add_row(*found[:-1], Text(found[-1], STYLES[result.verdict]))
@@ -102,10 +114,43 @@ def card(result: Result) -> Text:
     if entry.check is not None:
         lines += [(f"Assumes: {entry.assumes}", ""), (f"Control: {entry.control}.", "")]
         lines.append((f"An error above {entry.tolerance:.0e} is a failure.", "dim"))
+    lines += [(f"{name}: {text}", "dim") for name, text in remarks(entry).items()]
     for item, error in zip(entry.printed, result.printed or [None] * len(entry.printed), strict=True):
         shown = "" if error is None else f" (error of the printed statement: {error:.1e})"
         lines.append((f"As printed: {item.says}{shown}", "yellow"))
     return Text("\n").join([*(Text(text, style) for text, style in lines), Text("")])
+
+
+def remarks(entry: Statement) -> dict[str, str]:
+    """What a check does not test, and why."""
+    found = {"By definition": entry.trivial, "Blind to faults of the operator": entry.blind}
+    return {name: text for name, text in found.items() if text}
+
+
+def show_faults(console: Console, chosen: Sequence[Statement]) -> None:
+    """Seed each fault in the operator, and tell which statements notice it."""
+    with console.status("seeding faults"):
+        found = {entry.number: names for entry, names in noticed(chosen)}
+    table = Table("fault of the operator", "noticed by", "statements", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name, numbers in by_fault(found).items():
+        table.add_row(name, str(len(numbers)), ", ".join(numbers))
+    console.print(table)
+    blind = [entry for entry in chosen if entry.check is not None and set(found[entry.number]) <= {JUNK}]
+    for entry in blind:
+        words = "junk alone" if found[entry.number] else "nothing"
+        console.print(Text.assemble((f"{entry.number}  ", "bold"), f"notices {words}: {entry.blind or 'no reason is given'}"))
+
+
+def by_fault(found: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """For each fault the statements that notice it; given the faults of each statement."""
+    return {name: [number for number, names in found.items() if name in names] for name in FAULTS}
+
+
+def faults_markdown(found: Mapping[str, Sequence[str]]) -> str:
+    """Which statements notice each fault, as a Markdown table; given the faults of each statement."""
+    rows = ["| fault | noticed by | statements |", "| --- | ---: | --- |"]
+    rows += [f"| {name} | {len(numbers)} | {', '.join(numbers)} |" for name, numbers in by_fault(found).items()]
+    return "\n".join(rows) + "\n"
 
 
 def show_corrections(console: Console, results: Sequence[Result]) -> None:
@@ -123,8 +168,8 @@ def show_corrections(console: Console, results: Sequence[Result]) -> None:
 def summary(results: Sequence[Result]) -> str:
     counts = Counter(result.verdict for result in results)
     checked = sum(counts[v] for v in (HOLDS, FAILS, TOOTHLESS))
-    parts = [f"{counts[HOLDS]} of {checked} statements hold and fail under their control"]
-    parts += [f"{counts[v]} {v}" for v in (FAILS, TOOTHLESS, NOT_RUN, PROOF_ONLY) if counts[v]]
+    parts = [f"{counts[HOLDS]} of {checked} checks hold and fail under their control"]
+    parts += [f"{counts[v]} {v}" for v in (FAILS, TOOTHLESS, NOT_RUN, *LISTED) if counts[v]]
     corrected = sum(bool(result.statement.printed) for result in results)
     if corrected:
         parts.append(f"{corrected} corrected")
@@ -135,7 +180,7 @@ def markdown(entries: Sequence[Statement]) -> str:
     """All statements as a Markdown table, without running them."""
     rows = ["| statement | what is checked | control | as printed |", "| --- | --- | --- | --- |"]
     for entry in entries:
-        word = "proof only" if entry.check is None else "corrected" if entry.printed else ""
+        word = entry.unchecked or ("corrected" if entry.printed else "")
         rows.append(f"| {entry.name} | {cell_text(entry.says)} | {cell_text(entry.control)} | {word} |")
     return "\n".join(rows) + "\n"
 
@@ -149,24 +194,29 @@ def write_page(results: Sequence[Result], shown: Sequence[Picture], out: Path) -
     parts: dict[str, list[Result]] = {}
     for result in results:
         parts.setdefault(re.split(r"[. ]", result.statement.number)[0], []).append(result)
-    titles = {"pictures": "Pictures", "results": "Results"} | {f"part-{name}": PARTS[name] for name in parts}
+    known = {result.statement.number for result in results}
+    titles = {"map": "Map", "pictures": "Pictures", "results": "Results"} | {f"part-{name}": PARTS[name] for name in parts}
     links = "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title in titles.items())
     body = [
         "<h1>The theory of HyperMLP, run</h1>",
         f'<p class="soft">{escape(INTRODUCTION)}</p>',
         f'<p class="lead">{escape(summary(results))}</p>',
         f"<nav>{links}</nav>",
-        f'<h2 id="pictures">Pictures</h2>{gallery(shown, {result.statement.number for result in results})}',
+        f'<h2 id="map">Map</h2>{html_map(results)}',
+        f'<h2 id="pictures">Pictures</h2>{gallery(shown, known)}',
         f'<h2 id="results">Results</h2>{html_table(results)}<p class="note">{escape(LEGEND)}</p>',
-        *(f'<h2 id="part-{name}">{escape(PARTS[name])}</h2>{"".join(map(html_card, found))}' for name, found in parts.items()),
+        *(
+            f'<h2 id="part-{name}">{escape(PARTS[name])}</h2>{"".join(html_card(r, known) for r in found)}'
+            for name, found in parts.items()
+        ),
         f'<p class="note">{escape(origin())}</p>',
     ]
-    style = "".join((HERE / name).read_text() for name in ("page.css", "theory.css"))
+    style, script = ("".join((HERE / name).read_text() for name in names) for names in (STYLE_FILES, SCRIPT_FILES))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(
         '<!DOCTYPE html>\n<html lang="en-GB"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><title>hypermlp: theory</title>'
-        f"<style>\n{style}</style></head>\n<body><main>{chr(10).join(body)}</main></body></html>\n",
+        f"<style>\n{style}</style></head>\n<body><main>{chr(10).join(body)}</main>\n<script>\n{script}</script></body></html>\n",
         encoding="utf-8",
     )
     return out
@@ -190,10 +240,6 @@ def gallery(shown: Sequence[Picture], known: Collection[str]) -> str:
     return f'<p>{escape(intro)}</p><div class="charts">{"".join(figures)}</div>'
 
 
-def anchor(number: str) -> str:
-    return "s-" + re.sub(r"[^0-9A-Za-z]+", "-", number).strip("-")
-
-
 def html_table(results: Sequence[Result]) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in COLUMNS)
     rows = []
@@ -205,7 +251,7 @@ def html_table(results: Sequence[Result]) -> str:
     return f'<div class="scroll" tabindex="0" role="region" aria-label="results">{table}</div>'
 
 
-def html_card(result: Result) -> str:
+def html_card(result: Result, known: Collection[str]) -> str:
     entry = result.statement
     kind = result.verdict.replace(" ", "-")
     parts = [
@@ -220,10 +266,14 @@ def html_card(result: Result) -> str:
                 f"at most {result.error:.2g} over {result.instances} instances, at least {result.control:.2g} under the "
                 f"control; tolerance {entry.tolerance:g}"
             )
+            if not isinf(result.slack):
+                measured["slack"] = f"{result.slack:.4g}: the smallest bound ÷ value that was found"
+        measured |= {name.lower(): text for name, text in remarks(entry).items()}
         if result.reason:
             measured["not run"] = result.reason
         rows = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in measured.items())
         parts.append(f"<dl>{rows}</dl>")
+    parts.append(links_of(entry.number, known))
     for item, error in zip(entry.printed, result.printed or [None] * len(entry.printed), strict=True):
         shown = "" if error is None else f" Error of the printed statement: {error:.1e}."
         parts.append(f'<p class="correction"><b>As printed.</b> {escape(item.says)}{shown}</p>')

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from hypermlp.analysis.theory.registry import Case, relative, statement
+from hypermlp.analysis.theory.registry import ASSUMPTION, Case, listed, relative, statement
 from hypermlp.analysis.theory.setting import activations, hidden
+
+listed(
+    "B.1",
+    "Assumption",
+    "The normalisation divides each row by one positive number",
+    says="L2Norm(z) = z/ρ(z) with ρ > 0. The layer's ρ(z) = √(‖z‖² + ε) is one; B.2 fails without it.",
+    unchecked=ASSUMPTION,
+)
 
 
 @statement(

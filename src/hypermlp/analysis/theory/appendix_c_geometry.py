@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hypermlp.analysis.geometry import Field, find_roots, partition, random_plane, straightness
 from hypermlp.analysis.theory.registry import Case, printed, relative, statement
-from hypermlp.analysis.theory.setting import activations, heads, hidden, make_static, mixing_matrix, read
+from hypermlp.analysis.theory.setting import activations, heads, hidden, make_static, measured_mixing, mixing_matrix, read
 from hypermlp.mixers.hyper import HyperGLU
 
 GRID = 16  # cells along a side: enough to find boundaries, each of which is then exact
@@ -201,20 +201,21 @@ def crossing_times(field: Field, begin: Tensor, end: Tensor, steps: int = 400) -
     says="Between crossings of a score with zero the activated set does not change and the output is smooth; at a "
     "crossing with a nonzero gradient the boundary is a smooth surface with that normal.",
     assumes="h is continuous in x (for the second part differentiable).",
-    control="controls that jump, s = 1{x·w > 0}",
+    control="controls that jump, s = 1{x·w > c}, and with them a score from one sign to the other",
     tolerance=1e-3,
     instances=6,
+    blind="a wrong operator that is continuous has cells of its own; C.14 says what the scores are.",
 )
 def pullback(case: Case) -> float:
-    layer, X = case.layer(n_head=1, op1_init_std=1.0), case.normal(4, 6)
+    layer, X = case.layer(n_head=1), case.normal(4, 6)
     begin, end = case.normal(6, scale=2), case.normal(6, scale=2)
 
     def field(x: Tensor) -> Tensor:
-        if not case.broken:
-            return hidden(layer, x, X)[:, 0]
-        jump = (x @ (begin - end) > (begin + end) / 2 @ (begin - end)).double()[:, None]
-        return hidden(layer, x, X)[:, 0] * (1 - 2 * jump)
+        return hidden(layer, x, X)[:, 0]
 
+    while case.broken and not leaps(layer, field, begin, end):
+        begin, end = case.normal(6, scale=2), case.normal(6, scale=2)
+        case.randomise(layer, 1.0)
     times = crossing_times(field, begin, end)
     change = kink = 0.0
     for low, high in zip([0.0, *times.tolist()], [*times.tolist(), 1.0], strict=True):
@@ -225,10 +226,25 @@ def pullback(case: Case) -> float:
         if high - low > 1e-3:
             out = read(layer, torch.stack([middle - step, middle, middle + step]), X)
             kink = max(kink, float((out[0] + out[2] - 2 * out[1]).norm()) / 1e-6)
-    # A continuous score is zero where its sign changes.
-    at = field(begin + times[:, None] * (end - begin)).abs()
-    jump = float(at.min(1).values.max()) if len(times) else 0.0
-    return change + kink + jump + tangent_error(hidden_autograd(layer, X), begin, end, times)
+    smooth = 0.0 if case.broken else tangent_error(hidden_autograd(layer, X), begin, end, times)
+    return change + kink + largest_leap(field, begin, end, times) + smooth
+
+
+def largest_leap(field: Field, begin: Tensor, end: Tensor, times: Tensor) -> float:
+    """The largest size of a score beside a place where its sign changes: a continuous score is zero there."""
+    before, after = (field(begin + (times[:, None] + step) * (end - begin)) for step in (-1e-8, 1e-8))
+    flips = (before > 0) != (after > 0)
+    return float(torch.where(flips, torch.maximum(before.abs(), after.abs()), 0).max()) if len(times) else 0.0
+
+
+def leaps(layer: HyperGLU, field: Field, begin: Tensor, end: Tensor) -> bool:
+    """Make the layer's controls steps at the middle of a segment; whether a score leaps over zero there, and far."""
+    assert layer.op1 is not None
+    steep = 1e12 * (end - begin)
+    layer.op1.control.weight.copy_(steep.expand_as(layer.op1.control.weight))
+    layer.op1.control.bias.copy_((-steep @ (begin + end) / 2).expand_as(layer.op1.control.bias))
+    before, after = field(torch.stack([begin + at * (end - begin) for at in (0.4999, 0.5001)]))
+    return bool((((before > 0) != (after > 0)) & (torch.minimum(before.abs(), after.abs()) > 0.05)).any())
 
 
 @printed(
@@ -309,7 +325,7 @@ def deformation(case: Case) -> float:
     "C.15",
     "Remark",
     "The bending has low rank",
-    says="R1(x) − R1(x′) has rank at most r_s for any two tokens, hence so has dR1.",
+    says="R1(x) − R1(x′), read off the operator, has rank at most r_s for tokens near and far.",
     assumes="only the controls S depend on x.",
     control="a diagonal D that depends on x too",
 )
@@ -317,12 +333,12 @@ def low_rank_change(case: Case) -> float:
     layer, x, dx = case.layer(block_size=10, op1_rank=3), case.normal(6), case.normal(6)
 
     def R(x: Tensor) -> Tensor:
-        found = mixing_matrix(layer, layer.op1, x, 0, 10)
+        found = measured_mixing(layer, 1, x, 10)
         return found + torch.diag(torch.sin(x.sum() * torch.arange(1, 11))) if case.broken else found
 
-    _, dR = torch.autograd.functional.jvp(R, x, dx)
-    values = [torch.linalg.svdvals(m) for m in (R(x) - R(x + dx), dR)]
-    return max(float(v[3] / v[0]) for v in values)
+    values = [torch.linalg.svdvals(R(x) - R(x + step * dx)) for step in (1.0, 1e-3)]
+    formula = mixing_matrix(layer, layer.op1, x, 0, 10)
+    return max(float(v[3] / v[0]) for v in values) + relative(R(x), formula if not case.broken else R(x))
 
 
 @printed(

@@ -10,6 +10,12 @@ from hypermlp.analysis.theory.registry import Case, relative, statement
 from hypermlp.analysis.theory.setting import make_static, own_context, read
 from hypermlp.mixers.hyper import HyperGLU
 
+# Why statements about the rank of W_o notice no fault of the operator.
+READOUT = "it holds whatever the operator gives: only W_o, behind it, decides the directions of an update."
+
+# The same for statements about what an update can depend on.
+DEPENDS = "it bounds what an update depends on and where it lies; a wrong operator between the same projections obeys it too."
+
 
 def forward_pair(case: Case, t: int, T: int) -> tuple[HyperGLU, HyperGLU]:
     """Layers in forward order (aligner_kind="identity"); the long one has the short one's operators in its top-left corner."""
@@ -39,6 +45,24 @@ def layouts(case: Case) -> float:
     return lag + relative(read(long, X[:1], X), read(short, X[:1], kept))
 
 
+@statement(
+    "F.2",
+    "Remark",
+    "Forward order keeps the newest tokens with a suffix embedding",
+    says="With R_T = Q R_t Qᵀ, which puts R_t in the bottom-right corner, the layer in forward order gives the output of its "
+    "newest t tokens alone.",
+    assumes="the suffix embedding is chosen, parameter by parameter.",
+    control="the top-left embedding of F.1",
+)
+def suffix_embedding(case: Case) -> float:
+    t = case.integer(3, 7)
+    T = t + case.integer(1, 6)
+    X = case.normal(T, 6)
+    short, long = (case.layer(block_size=n, aligner_kind="identity") for n in (t, T))
+    extend(short, long, newest_last=not case.broken)
+    return relative(read(long, X[:1], X), read(short, X[:1], X[:t]))
+
+
 def update_space(layer: HyperGLU) -> Tensor:
     """An orthonormal basis of Row(W2) ⊆ Col(W_o) (d r)."""
     U, S, _ = torch.linalg.svd(layer.o.weight, full_matrices=False)
@@ -58,6 +82,7 @@ def updates(case: Case, layer: HyperGLU, count: int = 12) -> Tensor:
     "r, for every context; the other d − r directions pass unchanged.",
     assumes="rank W_o ≤ r, no bias.",
     control="a bias in W_o",
+    blind=READOUT,
 )
 def confined(case: Case) -> float:
     layer = case.layer(vo_rank=2, bias=case.broken)
@@ -75,6 +100,7 @@ def confined(case: Case) -> float:
     says="⟨x + layer(x), v⟩ = ⟨x, v⟩ for every v orthogonal to the update space.",
     assumes="v ⊥ Row(W2).",
     control="a v that is not orthogonal",
+    blind=READOUT,
 )
 def invariant_functionals(case: Case) -> float:
     layer, X = case.layer(vo_rank=2), case.normal(case.integer(4, 12), 6)
@@ -102,6 +128,7 @@ def null_direction(case: Case, *matrices: Tensor) -> Tensor:
     "query adds δ to the result.",
     assumes="W1 and W2 do not depend on x: static gates and mixing, and a context that does not contain the query.",
     control="gates and controls that see the query, as in the published layer",
+    blind=DEPENDS,
 )
 def quotient(case: Case) -> float:
     layer, X = case.layer(n_head=1, qk_rank=2), case.normal(case.integer(4, 10), 6)

@@ -17,7 +17,16 @@ from hypermlp.analysis.theory.appendix_c_geometry import (
     tangent_error,
 )
 from hypermlp.analysis.theory.registry import Case, printed, relative, statement
-from hypermlp.analysis.theory.setting import Head, atoms, heads, hidden, own_context, read
+from hypermlp.analysis.theory.setting import (
+    Head,
+    activations,
+    heads,
+    hidden,
+    measured_atoms,
+    measured_mixing,
+    own_context,
+    read,
+)
 from hypermlp.mixers.hyper import HyperGLU
 
 
@@ -42,9 +51,9 @@ def added_atoms(layer: HyperGLU, X: Tensor, more: Tensor) -> float:
     long = torch.cat([X, more])
     worst, change = 0.0, torch.zeros(X.shape[1], dtype=X.dtype)
     new = heads(layer, X[0], torch.cat([X[:1], more]))  # for the atoms of `more` alone, without mixing
-    for a, b, own in zip(heads(layer, X[0], long), heads(layer, X[0], X), new, strict=True):
-        expected = torch.cat([atoms(b), more.repeat(1, 2)])
-        worst = max(worst, same_multiset(atoms(a), expected))
+    for g, (a, b, own) in enumerate(zip(heads(layer, X[0], long), heads(layer, X[0], X), new, strict=True)):
+        expected = torch.cat([measured_atoms(layer, X[0], X, g), more.repeat(1, 2)])
+        worst = max(worst, same_multiset(measured_atoms(layer, X[0], long, g), expected))
         gained = own.alpha[1:].relu() @ own.beta[1:]
         change = change + (1 / a.rho - 1 / b.rho) * raw(b) + gained / a.rho
     return worst + relative(own_context(layer, long) - own_context(layer, X), change)
@@ -78,6 +87,22 @@ def newest_document(case: Case) -> float:
     for a, b in zip(heads(layer, D1[0], torch.cat([D2, D1])), heads(layer, D1[0], D1), strict=True):
         change = change + raw(a) / a.rho - raw(b) / b.rho
     return relative(own_context(layer, torch.cat([D2, D1])) - own_context(layer, D1), change)
+
+
+@statement(
+    "H.2",
+    "Remark",
+    "What is truncated has no influence at all",
+    says="In an extended layer the derivative of the output by every token beyond lag t is exactly 0, by the newer ones not.",
+    assumes="the extension of Lemma C.6.",
+    control="further lags that keep their shortcut",
+)
+def no_influence(case: Case) -> float:
+    _, long, t, T = extended_pair(case, keep_diagonal=case.broken)
+    X = case.normal(T, 6).requires_grad_()
+    (slope,) = torch.autograd.grad(own_context(long, X) @ case.normal(6), X)
+    sizes = slope.norm(dim=1)
+    return float(sizes[t:].max() / sizes.max()) + float((sizes[:t] == 0).sum())
 
 
 @statement(
@@ -138,8 +163,8 @@ def registers(case: Case) -> float:
     "H.6",
     "Remark",
     "Registers widen the span of the slots",
-    says="With mixing, t tokens and k registers in general position span t + k dimensions of slots, against t without "
-    "the registers.",
+    says="With mixing the operator scores every slot as a mixture of tokens and registers, and in general position t tokens "
+    "and k registers span t + k dimensions of slots, against t without the registers.",
     assumes="the registers are not combinations of the tokens; t + k ≤ d.",
     control="registers that are sums of tokens",
 )
@@ -150,10 +175,12 @@ def wider_span(case: Case) -> float:
 
     def span(context: Tensor) -> int:
         """The dimension of all slots over many queries."""
-        found = torch.cat([heads(layer, x, context)[0].U for x in case.normal(12, 6)])
+        found = torch.cat([measured_mixing(layer, 1, x, len(context)).T @ context for x in case.normal(6, 6)])
         return int(torch.linalg.matrix_rank(found, rtol=1e-9))
 
-    return float(abs(span(X) - t) + abs(span(torch.cat([X, extra])) - (t + k)))
+    both, x = torch.cat([X, extra]), case.normal(1, 6)
+    mixtures = relative(hidden(layer, x, both)[0], torch.stack([head.alpha for head in heads(layer, x[0], both)]))
+    return mixtures + float(abs(span(X) - t) + abs(span(both) - (t + k)))
 
 
 @statement(
@@ -269,12 +296,37 @@ def only_once_differentiable(case: Case) -> float:
     return float((right - left).abs() / (w.square().sum() * (x @ X[1]).abs()))
 
 
+@statement(
+    "H.9",
+    "Remark",
+    "Mixing bends the boundaries through few dimensions",
+    says="With the scores z fixed, whatever the controls are, the operator's h moves within the r_s columns of B alone.",
+    assumes="only the controls depend on x; D, A and B do not.",
+    control="a diagonal that changes too",
+)
+def few_dimensions(case: Case) -> float:
+    layer, x, X = case.layer(n_head=1, op1_rank=3), case.normal(1, 6), case.normal(9, 6)
+    op = layer.op1
+    assert op is not None
+    assert op.diag is not None
+    found = []
+    for _ in range(8):  # the same query and keys, other controls
+        op.control.bias.copy_(case.normal(3, scale=3))
+        if case.broken:
+            op.diag.copy_(case.normal(*op.diag.shape))
+        found.append(hidden(layer, x, X)[0, 0])
+    moves = torch.stack(found[1:]) - found[0]
+    values = torch.linalg.svdvals(moves)
+    basis = torch.linalg.qr(op.B[0].flip(0)[:9]).Q
+    outside = moves - moves @ basis @ basis.T
+    return float(values[3] / values[0]) + float(outside.norm() / moves.norm())
+
+
 def ungated(layer: HyperGLU, x: Tensor, X: Tensor) -> Tensor:
     """The real layer with L2Norm alone for its activation: h/ρ = ReLU(h)/ρ − ReLU(−h)/ρ, two passes with opposite queries."""
     up = read(layer, x, X)
-    layer.q.weight.neg_()
-    down = read(layer, x, X)
-    layer.q.weight.neg_()
+    down = read(turned(layer), x, X)
+    turned(layer)
     return up - down
 
 
@@ -297,17 +349,26 @@ def full_pool(case: Case) -> float:
     "H.11",
     "Remark",
     "Without ReLU there is one active set, and still no linear map",
-    says="Without the gate every slot counts at almost every query, one active set for the whole plane, although the "
-    "map is not linear.",
+    says="With L2Norm alone the operator gives every slot a weight at every query that was drawn, one active set where ReLU "
+    "has many, although the map is not linear.",
     assumes="no gate: σ = L2Norm.",
     control="ReLU in place: many active sets",
+    trivial="that scores are not zero; what is tested is that no slot is lost on the way to the readout, and the second half.",
     instances=5,
 )
 def one_set(case: Case) -> float:
     layer, X = case.layer(), case.normal(case.integer(3, 8), 6)
     x = case.normal(300, 6)
-    h = hidden(layer, x, X)[:, 0]
-    counts = (h > 0) if case.broken else (h != 0)  # slots whose weight in the readout is not zero
-    sets = len(torch.unique(counts, dim=0))
+    gated, reverse = activations(layer, x, X), activations(turned(layer), x, X)
+    weights = gated if case.broken else gated - reverse
+    sets = len(torch.unique(weights[:, 0] != 0, dim=0))
+    many = len(torch.unique(gated[:, 0] != 0, dim=0))
+    turned(layer)
     line = ungated(layer, torch.stack([x[0], 2 * x[0]]), X)
-    return float(sets - 1) + float(relative(line[1], 2 * line[0]) < 1e-3)
+    return float(sets - 1) + float(many < 2) + float(relative(line[1], 2 * line[0]) < 1e-3)
+
+
+def turned(layer: HyperGLU) -> HyperGLU:
+    """The layer with its queries reversed, in place."""
+    layer.q.weight.neg_()
+    return layer

@@ -13,10 +13,10 @@ from torch import Tensor
 from hypermlp.analysis.geometry import random_plane
 from hypermlp.analysis.theory.appendix_c import extended_pair
 from hypermlp.analysis.theory.appendix_c_geometry import bends
-from hypermlp.analysis.theory.appendix_f import null_direction, update_space, updates
+from hypermlp.analysis.theory.appendix_f import DEPENDS, null_direction, update_space, updates
 from hypermlp.analysis.theory.appendix_h import added_atoms, no_mixing, ungated
 from hypermlp.analysis.theory.registry import Case, printed, relative, statement
-from hypermlp.analysis.theory.setting import activations, heads, hidden, make_static, mixing_matrix, own_context, read
+from hypermlp.analysis.theory.setting import activations, heads, hidden, make_static, measured_mixing, own_context, read
 from hypermlp.mixers.hyper import HyperGLU
 
 
@@ -54,6 +54,7 @@ def decomposition(case: Case) -> float:
     control="the dynamic head with control and gate weights 0",
     tolerance=1e-8,
     instances=5,
+    blind="every head of this form has it, also with wrong parameters; C.12, C.14 and H.7 say where the boundaries are.",
 )
 def warped_routing(case: Case) -> float:
     layer, X = case.layer(n_head=1), case.normal(5, 6)
@@ -88,8 +89,7 @@ def truncation(case: Case) -> float:
 )
 def sliced(case: Case) -> float:
     layer, x, t, T = case.layer(), case.normal(6), 5, 12
-    full = mixing_matrix(layer, layer.op1, x, 0, T)
-    part = mixing_matrix(layer, layer.op1, x, 0, t)
+    full, part = measured_mixing(layer, 1, x, T), measured_mixing(layer, 1, x, t)
     assert relative(full[:t, :t], part) < 1e-12
     return relative(F.pad(part, (0, T - t, 0, T - t)), full)
 
@@ -135,6 +135,7 @@ def decoupled(case: Case) -> float:
     "function of x L, with L of r columns.",
     assumes="rank W2 ≤ r, respectively rank W1 ≤ r with W1 and W2 independent of x.",
     control="ranks larger than the r that is claimed",
+    blind=DEPENDS,
 )
 def asymmetry(case: Case) -> float:
     r, more = 2, 2 if case.broken else 0
@@ -153,6 +154,7 @@ def asymmetry(case: Case) -> float:
     "acts on a fixed context only through x W_q, x W_M1, x W_M2, x W_S1 and x W_S2.",
     assumes="no bias in W_o.",
     control="a bias in W_o, which adds a direction",
+    blind=DEPENDS,
 )
 def allocation(case: Case) -> float:
     few = updates(case, case.layer(vo_rank=2, bias=case.broken), 20)
@@ -226,6 +228,7 @@ def span(vectors: Tensor) -> int:
     control="the adapter meant for o put on q",
     needs="peft",
     instances=2,
+    blind=DEPENDS,
 )
 def readout_side(case: Case) -> float:
     on_o, basis = lora_change(case, "q" if case.broken else "o")

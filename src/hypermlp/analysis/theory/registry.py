@@ -3,7 +3,8 @@
 A check is a function of a Case. It draws one random instance in float64 and returns its error: the distance between what the
 statement says and what the instance shows, 0 where the two agree. A case that is `broken` draws an instance outside the
 statement's assumptions, and the same check must then find an error above the tolerance; otherwise it tests nothing.
-Where the printed statement is false or imprecise, a counterexample returns the error of the statement as printed.
+Where the printed statement is false or imprecise, a counterexample returns the error of the statement as printed. A check of an
+inequality notes how much room it left (`Case.bound`): the bound over the largest value that was found.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from hypermlp.mixers.hyper import HyperGLU
 
 Check = Callable[["Case"], float]
 
-HOLDS, FAILS, TOOTHLESS, PROOF_ONLY, NOT_RUN = "holds", "fails", "control passes", "proof only", "not run"
+HOLDS, FAILS, TOOTHLESS, NOT_RUN = "holds", "fails", "control passes", "not run"
+# What is listed and not checked.
+PROOF_ONLY, DEFINITION, ASSUMPTION, RESTATED = "proof only", "definition", "assumption", "restated"
+LISTED = (PROOF_ONLY, DEFINITION, ASSUMPTION, RESTATED)
 
 
 @dataclass
@@ -32,6 +36,7 @@ class Case:
     seed: int
     broken: bool = False
     generator: torch.Generator = field(init=False)
+    slack: float = field(init=False, default=math.inf)  # the smallest bound ÷ value so far
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.seed)
@@ -45,6 +50,12 @@ class Case:
     def integer(self, low: int, high: int) -> int:
         """A whole number from low to high, both included."""
         return int(torch.randint(low, high + 1, (), generator=self.generator))
+
+    def bound(self, found: float | Tensor, bound: float | Tensor) -> float:
+        """By how much of the bound a quantity exceeds it, up to rounding; notes how close it came."""
+        value, most = (float(torch.as_tensor(x).detach()) for x in (found, bound))
+        self.slack = min(self.slack, most / value if value else math.inf)
+        return excess(value, most)
 
     def layer(self, **changes: object) -> HyperGLU:
         """A small layer without convolutions, as in equations (7) to (10), all parameters from N(0, 0.4²)."""
@@ -77,7 +88,10 @@ class Statement:
     says: str
     assumes: str = "nothing further"
     control: str = ""
-    check: Check | None = None  # None: proof only
+    check: Check | None = None
+    unchecked: str = ""  # one of LISTED, where there is no check
+    trivial: str = ""  # what of the statement holds by definition, where that is most of it
+    blind: str = ""  # why the check notices no fault of the operator (faults.py) but junk, if not even that
     tolerance: float = 1e-9
     instances: int = 10
     needs: str = ""  # the optional package that the check imports
@@ -96,6 +110,7 @@ class Result:
     instances: int = 0
     error: float = 0.0  # the largest over all instances
     control: float = 0.0  # the smallest over all broken instances
+    slack: float = math.inf  # the smallest bound ÷ value over all instances; infinite where nothing is bounded
     printed: tuple[float, ...] = ()  # the smallest error of each counterexample
     seconds: float = 0.0
 
@@ -114,6 +129,8 @@ def statement(
     tolerance: float = 1e-9,
     instances: int = 10,
     needs: str = "",
+    trivial: str = "",
+    blind: str = "",
 ) -> Callable[[Check], Check]:
     """Enter a check under its number."""
 
@@ -130,6 +147,8 @@ def statement(
                 tolerance=tolerance,
                 instances=instances,
                 needs=needs,
+                trivial=trivial,
+                blind=blind,
             )
         )
         return check
@@ -149,9 +168,11 @@ def printed(number: str, says: str) -> Callable[[Check], Check]:
     return attach
 
 
-def proof_only(number: str, kind: str, title: str, *, says: str) -> None:
-    """Enter what no finite computation can test; it is listed and not counted."""
-    add(Statement(number=number, kind=kind, title=title, says=says))
+def listed(number: str, kind: str, title: str, *, says: str, unchecked: str = PROOF_ONLY) -> None:
+    """Enter what is no check: a definition, an assumption, what other checks cover, what no finite computation can test."""
+    if unchecked not in LISTED:
+        raise ValueError(f"unchecked must be one of {', '.join(LISTED)}, not {unchecked!r}")
+    add(Statement(number=number, kind=kind, title=title, says=says, unchecked=unchecked))
 
 
 def add(entry: Statement) -> None:
@@ -182,27 +203,36 @@ def matches(number: str, text: str) -> bool:
     return number == text or number.startswith((f"{text}.", f"{text} "))
 
 
-def errors(entry: Statement, check: Check, instances: int, *, broken: bool = False, salt: int = 0) -> Iterator[float]:
-    """The error of each instance; seeds depend on the statement alone, so that a run is reproducible."""
+def outcomes(
+    entry: Statement, check: Check, instances: int, *, broken: bool = False, salt: int = 0
+) -> Iterator[tuple[float, float]]:
+    """Error and slack of each instance; seeds depend on the statement alone, so that a run is reproducible."""
     base = zlib.crc32(entry.number.encode()) + 7919 * salt
     for i in range(instances):
-        found = check(Case(base + 1000003 * i, broken))
-        yield math.inf if math.isnan(found) else found
+        case = Case(base + 1000003 * i, broken)
+        found = check(case)
+        yield math.inf if math.isnan(found) else found, case.slack
+
+
+def errors(entry: Statement, check: Check, instances: int, *, broken: bool = False, salt: int = 0) -> Iterator[float]:
+    """The error of each instance."""
+    return (error for error, _ in outcomes(entry, check, instances, broken=broken, salt=salt))
 
 
 def run(entry: Statement, instances: int | None = None) -> Result:
     """Check, control and counterexamples of one statement."""
     if entry.check is None:
-        return Result(statement=entry, verdict=PROOF_ONLY)
+        return Result(statement=entry, verdict=entry.unchecked)
     if reason := missing(entry):
         return Result(statement=entry, verdict=NOT_RUN, reason=reason)
     count = min(instances or entry.instances, entry.instances)
     begin = perf_counter()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        error = max(errors(entry, entry.check, count))
+        found_errors, slacks = zip(*outcomes(entry, entry.check, count), strict=True)
         control = min(errors(entry, entry.check, count, broken=True, salt=1))
-        found = tuple(min(errors(entry, c.check, count, salt=2 + i)) for i, c in enumerate(entry.printed))
-    verdict = judge(entry, error, control, found)
+        printed_errors = tuple(min(errors(entry, c.check, count, salt=2 + i)) for i, c in enumerate(entry.printed))
+    error = max(found_errors)
+    verdict = judge(entry, error, control, printed_errors)
     seconds = perf_counter() - begin
     return Result(
         statement=entry,
@@ -210,7 +240,8 @@ def run(entry: Statement, instances: int | None = None) -> Result:
         instances=count,
         error=error,
         control=control,
-        printed=found,
+        slack=min(slacks),
+        printed=printed_errors,
         seconds=seconds,
     )
 

@@ -165,13 +165,50 @@ def hidden(layer: HyperGLU, x: Tensor, X: Tensor) -> Tensor:
     return (up - down)[:, 0].flip(-1)
 
 
-def activations(layer: HyperGLU, x: Tensor, X: Tensor) -> Tensor:
+def activations(layer: HyperGLU, x: Tensor, X: Tensor, **changes: object) -> Tensor:
     """a (n H t, newest slot first) of the real operator: what it reads from values that are unit vectors, without R2."""
     query, context = Query(layer, x), in_time_order(x, X)
     G, H, t = layer.config.routing_heads, layer.config.n_head, X.shape[-2]
     k = layer.k(context).unflatten(-1, (G, -1))
     unit = torch.eye(t, dtype=X.dtype)[None, :, None].expand(len(x), t, H, t)
-    return ops.mix(query.q, k, unit, query.routing, None, layer.spec, impl="chunked")[:, 0].flip(-1)
+    spec = replace(layer.spec, **changes)  # type: ignore[arg-type]
+    return ops.mix(query.q, k, unit, query.routing, None, spec, impl="chunked")[:, 0].flip(-1)
+
+
+def measured_mixing(layer: HyperGLU, which: int, x: Tensor, t: int, head: int = 0) -> Tensor:
+    """R1(x) or R2(x) (t t, newest lag first) of the real operator, seen from outside.
+
+    Scores that are the unit vector e_j, and values that are unit vectors, read out row j of R1 or column j of R2.
+    """
+    op = layer.op1 if which == 1 else layer.op2
+    heads = layer.config.routing_heads if which == 1 else layer.config.n_head
+    unit = torch.eye(t, dtype=x.dtype)
+    if op is None:
+        return unit
+    control = act(layer, op.control(x.expand(t, 1, -1)))
+    q = x.new_ones(t, 1, heads, 1)
+    k = unit[:, :, None, None].expand(t, t, heads, 1)  # one score per entry of the batch
+    v = unit[None, :, None].expand(t, t, heads, t)
+    spec = replace(layer.spec, kind="relu", norm="none")
+    if which == 2:
+        return ops.mix(q, k, v, None, op.operator(control), spec, impl="chunked")[:, 0, head].flip(0, 1).T
+    up, down = (ops.mix(s * q, k, v, op.operator(control), None, spec, impl="chunked") for s in (1, -1))
+    return (up - down)[:, 0, head].flip(0, 1)
+
+
+def measured_atoms(layer: HyperGLU, x: Tensor, X: Tensor, head: int = 0) -> Tensor:
+    """The pool's atoms (u, v) (t 2d), mixed as the real operator mixes."""
+    return torch.cat([measured_mixing(layer, which, x, len(X), head).T @ X for which in (1, 2)], dim=1)
+
+
+def element(layer: HyperGLU, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """Ψ(x; (u, v)) (n d) of the real operator, for rows (n d): one slot, whose key is made of u and whose value of v."""
+    query = Query(layer, x)
+    k = layer.k(u)[:, None].unflatten(-1, (layer.config.routing_heads, -1))
+    values = layer.v(v)[:, None].unflatten(-1, (layer.config.n_head, -1))
+    spec = replace(layer.spec, norm="none")
+    o = ops.mix(query.q, k, values, None, None, spec, impl="chunked").flatten(2)
+    return layer.o(o if query.gate is None else o * query.gate)[:, 0]
 
 
 def make_static(layer: HyperGLU) -> HyperGLU:
