@@ -421,4 +421,8 @@ def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, ch
     return [None if x is None or g is None else g.to(x.dtype) for g, x in zip(into.differentiable, wanted, strict=True)]
 
 
-mix = register("chunked", forward, backward)
+def traced_on(device: torch.device) -> bool:
+    return sizing.of(device).traced
+
+
+mix = register("chunked", forward, backward, traced_on=traced_on)

@@ -19,6 +19,7 @@ from hypermlp import notice
 from hypermlp.ops import reference
 from hypermlp.ops.types import Mixing, Spec, compute_dtype, no_autocast
 
+LIBRARY = torch.library.Library("hypermlp", "FRAGMENT")
 ORDINARY = (Tensor, torch.nn.Parameter)  # exactly these types: a subclass may keep its numbers elsewhere
 
 
@@ -103,11 +104,13 @@ def register(
     *,
     also_saved: Sequence[Callable[[Inputs], Tensor]] = (),
     infer: Callable[[Inputs, Spec, int | None], Tensor] | None = None,
+    traced_on: Callable[[torch.device], bool] | None = None,
 ) -> Mix:
     """Define the operators hypermlp::name and hypermlp::name_backward; returns the function that calls them.
 
     also_saved: what the forward gives beside o and ρ, as functions that make empty tensors of the same shapes. infer: o alone,
-    called where nobody records; the forward, if None.
+    called where nobody records; the forward, if None. traced_on: devices on which a compiler sees the steps of a plain batch,
+    through the operator hypermlp::name_steps; None: on none.
     """
     outputs = ["o", "rho", *(f"saved{n}" for n in range(len(also_saved)))]
 
@@ -184,6 +187,16 @@ def register(
             with no_autocast(d_o):
                 return (None, None, *backward(d_o, *made, *call), None)
 
+    def steps(*arguments: Any) -> Tensor:
+        call = Call.from_flat(arguments)
+        if any(isinstance(n, torch.SymInt) for x in call.inputs if x is not None for n in x.shape):
+            return cast("Tensor", opaque(*arguments)[0])  # steps are unrolled: they need numbers
+        return cast("Tensor", Eager.apply(call.spec, call.chunk, *call.inputs))
+
+    if traced_on is not None:
+        LIBRARY.define(f"{name}_steps({CALL_SCHEMA}) -> Tensor")
+        LIBRARY.impl(f"{name}_steps", steps, "CompositeImplicitAutograd")  # a compiler takes it apart, and its gradient
+
     def mix(
         q: Tensor,
         k: Tensor,
@@ -197,6 +210,8 @@ def register(
         call = Call(Inputs(q, k, v, *flatten_mixing(routing, False), *flatten_mixing(reading, True), spans), spec, chunk)
         observer = observed(*call.inputs)
         if observer == "tracer":
+            if traced_on is not None and spans is None and torch.compiler.is_compiling() and traced_on(q.device):
+                return cast("Tensor", getattr(torch.ops.hypermlp, f"{name}_steps")(*call.flat()))
             return opaque(*call.flat())[0]
         if observer == "autograd":
             return cast("Tensor", Eager.apply(spec, chunk, *call.inputs))

@@ -1,4 +1,4 @@
-"""What suits a device: rows of a strip, sequences computed together, the type of its products, whether torch.compile sees steps.
+"""What suits a device: rows of a strip, sequences computed together, the type of products, whether torch.compile sees steps.
 
 A CPU wants buffers that stay in a cache. A GPU wants few, large operations: a strip is a quarter of the context and holds the
 whole batch, and its height shrinks as slots, heads or sequences grow, so that a buffer keeps its size.
@@ -48,8 +48,9 @@ class Sizing(NamedTuple):
 # Measured: training steps at 128 to 4096 slots. 4 MiB in float32, small enough for a cache, large enough for BLAS.
 CPU = Sizing(1 << 20, 8, 32, 64, 64, windowed=False, own_products=(), traced=False)
 
-# Predicted, not measured. Backward has three and a half such buffers for GLU: 450 MiB in bfloat16, where the context fills them.
+# Predicted, not measured. Backward has three and a half such buffers for GLU: 450 MiB in bfloat16 where the context fills them.
 ACCELERATOR = Sizing(1 << 26, 4, 256, 2048, 16, windowed=True, own_products=(torch.bfloat16,), traced=True)
+COMPILED = ("cuda", "xpu")  # devices for which torch.compile generates fused code that is not a prototype
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
@@ -62,4 +63,9 @@ def of(device: torch.device) -> Sizing:
     """The sizing for tensors on a device. Tests replace it to have CPU tensors treated as an accelerator's."""
     if device.type == "cpu":
         return CPU
-    return ACCELERATOR if multiplies_bfloat16(device) else ACCELERATOR._replace(own_products=())
+    products = ACCELERATOR.own_products if multiplies_bfloat16(device) else ()
+    return ACCELERATOR._replace(own_products=products, traced=device.type in COMPILED)
+
+
+# What torch.compiler.assume_constant_result does, without its import of the whole compiler.
+of._dynamo_marked_constant = True  # type: ignore[attr-defined]
