@@ -16,9 +16,9 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers import Problem, assert_same, error, make_problem, randn, run_problem
+from helpers import Problem, assert_same, error, make_layer, make_problem, randn, run_layer, run_problem
 from hypermlp.ops import chunked, sizing
-from hypermlp.ops.registered import Inputs, flatten_mixing
+from hypermlp.ops.registered import Call, Inputs, flatten_mixing
 
 SMALL = sizing.ACCELERATOR._replace(elements=3000, shortest=5, least=2)  # several strips and parts of a batch at these sizes
 ALIKE = sizing.ACCELERATOR._replace(shortest=12)  # two strips of a whole batch of 24 tokens
@@ -235,14 +235,16 @@ class Compiled:
         self.graphs.append(graph)
         return make_boxed_func(graph.forward)
 
+    def backend(self) -> Any:
+        return aot_autograd(fw_compiler=self.keep, bw_compiler=self.keep)
+
     def run(self, problem: Problem, **options: Any) -> dict[str, Tensor]:
         leaves = {name: t.detach().clone().requires_grad_() for name, t in problem.leaves().items()}
 
         def readout(*tensors: Tensor) -> Tensor:
             return problem.with_leaves(dict(zip(leaves, tensors, strict=True))).mix("chunked")
 
-        backend = aot_autograd(fw_compiler=self.keep, bw_compiler=self.keep)
-        o = torch.compile(readout, backend=backend, fullgraph=True, **options)(*leaves.values())
+        o = torch.compile(readout, backend=self.backend(), fullgraph=True, **options)(*leaves.values())
         found = torch.autograd.grad(o, list(leaves.values()), randn(*o.shape, seed=99, dtype=o.dtype))
         return {"o": o.detach(), **{f"d {name}": g for name, g in zip(leaves, found, strict=True)}}
 
@@ -285,11 +287,40 @@ def test_the_same_in_bfloat16_under_autocast(compiled: Compiled, treat_as: Calla
     assert not [t for t in compiled.targets() if "hypermlp" in t]
 
 
-@pytest.mark.parametrize("why", ["spans", "lengths that vary", "the CPU"])
+@pytest.mark.parametrize("why", ["spans", "lengths that vary", "many strips", "the CPU"])
 def test_where_steps_cannot_be_unrolled_one_operator_stays(why: str, compiled: Compiled, treat_as: Callable) -> None:
     if why != "the CPU":
-        treat_as(ALIKE)
+        treat_as(ALIKE._replace(shortest=8, share=8) if why == "many strips" else ALIKE)
     problem = make_problem(40, L=40, spans=torch.tensor(PACKED) if why == "spans" else None).to(torch.float32)
     found = compiled.run(problem, dynamic=True if why == "lengths that vary" else None)
     assert_same(found, run_problem(problem, "chunked"), 1e-6)
     assert [t for t in compiled.targets() if "hypermlp" in t] == OPAQUE
+
+
+def test_the_operator_of_steps_is_well_behaved(treat_as: Callable) -> None:
+    treat_as(ALIKE)
+    problem = make_problem(5, L=5, B=1, H=1).to(torch.float32)
+    inputs = (None if t is None else t.detach().requires_grad_() for t in flat(problem))
+    arguments = Call(Inputs._make(inputs), problem.spec, None).flat()
+    torch.library.opcheck(torch.ops.hypermlp.chunked_steps.default, arguments)
+
+
+def test_a_layer_compiles_and_trains(compiled: Compiled, treat_as: Callable) -> None:
+    treat_as(ALIKE)
+    layer = make_layer(dtype=torch.float32)
+    x, d_y = (randn(2, 9, 16, seed=s, dtype=torch.float32) for s in (1, 2))
+    expected = run_layer(layer, x, d_y, impl="chunked")
+    layer.compile(backend=compiled.backend(), fullgraph=True)
+    assert_same(run_layer(layer, x, d_y, impl="chunked"), expected, 1e-5)
+    assert not [t for t in compiled.targets() if "hypermlp.chunked" in t]
+
+
+def test_second_derivatives(treat_as: Callable) -> None:
+    treat_as(ALIKE)
+    found = {}
+    for impl in ("chunked", "dense"):
+        problem = make_problem(7, L=7)
+        q = problem.q.clone().requires_grad_()
+        (d_q,) = torch.autograd.grad(problem.replace(q=q).mix(impl).square().sum(), q, create_graph=True)
+        (found[impl],) = torch.autograd.grad(d_q.square().sum(), q)
+    assert_same(found["chunked"], found["dense"])

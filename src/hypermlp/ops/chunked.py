@@ -341,24 +341,6 @@ def groups(q: Tensor, k: Tensor, spans: Tensor | None, together: int) -> Iterato
         yield slice(b, min(batch, b + together)), slice(0, rows), slice(0, slots)
 
 
-class Sizes(NamedTuple):
-    """How a call is computed on its device."""
-
-    product: torch.dtype  # of matrix products and of what they take
-    sums: torch.dtype  # of norms, and of sums over strips
-    height: int  # of a strip
-    together: int  # sequences at a time
-
-
-def sizes_of(inputs: Inputs, spec: Spec, chunk: int | None) -> Sizes:
-    q, slots = inputs.q, inputs.k.shape[1]
-    suited = sizing.of(q.device)
-    columns = suited.columns(slots, spec)
-    height = suited.height(chunk, q.shape[1], columns, q.shape[0] * q.shape[2])
-    together = suited.together(height, columns, q.shape[2])
-    return Sizes(suited.product_dtype(q.dtype), compute_dtype(q.dtype), height, together)
-
-
 def heads_first(x: Tensor, dtype: torch.dtype) -> Tensor:
     """(B time heads width) as (heads·B time width)."""
     return x.permute(2, 0, 1, 3).to(dtype, memory_format=torch.contiguous_format).flatten(0, 1)
@@ -388,7 +370,7 @@ def select(op: Operator | None, batch: slice, rows: slice) -> Operator | None:
 
 def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor]:
     q, k, v = inputs.q, inputs.k, inputs.v
-    dtype, sums, height, together = sizes_of(inputs, spec, chunk)
+    dtype, sums, height, together = sizing.sizes(inputs, spec, chunk)
     routing, reading = operators(inputs, dtype)
     o = q.new_zeros(q.shape[0], q.shape[1], v.shape[2], v.shape[3])  # B T H V; zero where there is no span
     rho = q.new_ones(o.shape[:3], dtype=sums)
@@ -402,7 +384,7 @@ def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tens
 
 def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None) -> list[Tensor | None]:
     q, k, v = inputs.q, inputs.k, inputs.v
-    dtype, sums, height, together = sizes_of(inputs, spec, chunk)
+    dtype, sums, height, together = sizing.sizes(inputs, spec, chunk)
     routing, reading = operators(inputs, dtype)
     wanted = inputs.differentiable
     into = inputs.with_differentiable(None if x is None else x.new_zeros(x.shape, dtype=sums) for x in wanted)
@@ -421,8 +403,4 @@ def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, ch
     return [None if x is None or g is None else g.to(x.dtype) for g, x in zip(into.differentiable, wanted, strict=True)]
 
 
-def traced_on(device: torch.device) -> bool:
-    return sizing.of(device).traced
-
-
-mix = register("chunked", forward, backward, traced_on=traced_on)
+mix = register("chunked", forward, backward, unrolled=sizing.UNROLLED)

@@ -83,6 +83,13 @@ class Forward(Protocol):
 Backward = Callable[..., list[Tensor | None]]
 
 
+class Unrolled(NamedTuple):
+    """Where a compiler may see an implementation's steps, to fuse them."""
+
+    on: Callable[[torch.device], bool]
+    fits: Callable[[Inputs, Spec, int | None], bool]  # few enough steps for this call
+
+
 class Mix(Protocol):
     def __call__(
         self,
@@ -104,13 +111,13 @@ def register(
     *,
     also_saved: Sequence[Callable[[Inputs], Tensor]] = (),
     infer: Callable[[Inputs, Spec, int | None], Tensor] | None = None,
-    traced_on: Callable[[torch.device], bool] | None = None,
+    unrolled: Unrolled | None = None,
 ) -> Mix:
     """Define the operators hypermlp::name and hypermlp::name_backward; returns the function that calls them.
 
     also_saved: what the forward gives beside o and ρ, as functions that make empty tensors of the same shapes. infer: o alone,
-    called where nobody records; the forward, if None. traced_on: devices on which a compiler sees the steps of a plain batch,
-    through the operator hypermlp::name_steps; None: on none.
+    called where nobody records; the forward, if None. unrolled: which plain batches a compiler sees in steps, by the operator
+    hypermlp::name_steps; none, if None.
     """
     outputs = ["o", "rho", *(f"saved{n}" for n in range(len(also_saved)))]
 
@@ -189,11 +196,12 @@ def register(
 
     def steps(*arguments: Any) -> Tensor:
         call = Call.from_flat(arguments)
-        if any(isinstance(n, torch.SymInt) for x in call.inputs if x is not None for n in x.shape):
-            return cast("Tensor", opaque(*arguments)[0])  # steps are unrolled: they need numbers
+        varying = any(isinstance(n, torch.SymInt) for x in call.inputs if x is not None for n in x.shape)
+        if varying or unrolled is None or not unrolled.fits(*call):
+            return cast("Tensor", opaque(*arguments)[0])
         return cast("Tensor", Eager.apply(call.spec, call.chunk, *call.inputs))
 
-    if traced_on is not None:
+    if unrolled is not None:
         LIBRARY.define(f"{name}_steps({CALL_SCHEMA}) -> Tensor")
         LIBRARY.impl(f"{name}_steps", steps, "CompositeImplicitAutograd")  # a compiler takes it apart, and its gradient
 
@@ -210,7 +218,7 @@ def register(
         call = Call(Inputs(q, k, v, *flatten_mixing(routing, False), *flatten_mixing(reading, True), spans), spec, chunk)
         observer = observed(*call.inputs)
         if observer == "tracer":
-            if traced_on is not None and spans is None and torch.compiler.is_compiling() and traced_on(q.device):
+            if unrolled is not None and spans is None and torch.compiler.is_compiling() and unrolled.on(q.device):
                 return cast("Tensor", getattr(torch.ops.hypermlp, f"{name}_steps")(*call.flat()))
             return opaque(*call.flat())[0]
         if observer == "autograd":

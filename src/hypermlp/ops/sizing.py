@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from hypermlp.ops.registered import Inputs, Unrolled
 from hypermlp.ops.types import Spec, compute_dtype
 
 
@@ -25,7 +26,7 @@ class Sizing(NamedTuple):
     least: int  # rows down to which the height shrinks for the batch to stay together
     windowed: bool  # count the slots of the sliding window; else all, as the CPU's sizes were measured
     own_products: tuple[torch.dtype, ...]  # half precision that is multiplied as it is; other types in float32 or float64
-    traced: bool  # torch.compile sees the steps of a plain batch, to fuse them
+    unrolled: int  # strips that torch.compile sees, to fuse their steps; more would take it too long, and stay one operator
 
     def product_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype if dtype in self.own_products else compute_dtype(dtype)
@@ -46,10 +47,10 @@ class Sizing(NamedTuple):
 
 
 # Measured: training steps at 128 to 4096 slots. 4 MiB in float32, small enough for a cache, large enough for BLAS.
-CPU = Sizing(1 << 20, 8, 32, 64, 64, windowed=False, own_products=(), traced=False)
+CPU = Sizing(1 << 20, 8, 32, 64, 64, windowed=False, own_products=(), unrolled=0)
 
 # Predicted, not measured. Backward has three and a half such buffers for GLU: 450 MiB in bfloat16 where the context fills them.
-ACCELERATOR = Sizing(1 << 26, 4, 256, 2048, 16, windowed=True, own_products=(torch.bfloat16,), traced=True)
+ACCELERATOR = Sizing(1 << 26, 4, 256, 2048, 16, windowed=True, own_products=(torch.bfloat16,), unrolled=4)
 COMPILED = ("cuda", "xpu")  # devices for which torch.compile generates fused code that is not a prototype
 
 
@@ -64,8 +65,34 @@ def of(device: torch.device) -> Sizing:
     if device.type == "cpu":
         return CPU
     products = ACCELERATOR.own_products if multiplies_bfloat16(device) else ()
-    return ACCELERATOR._replace(own_products=products, traced=device.type in COMPILED)
+    return ACCELERATOR._replace(own_products=products, unrolled=ACCELERATOR.unrolled if device.type in COMPILED else 0)
 
 
 # What torch.compiler.assume_constant_result does, without its import of the whole compiler.
 of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+class Sizes(NamedTuple):
+    """How one call is computed on its device."""
+
+    product: torch.dtype  # of matrix products and of what they take
+    sums: torch.dtype  # of norms, and of sums over strips
+    height: int  # of a strip
+    together: int  # sequences at a time
+
+
+def sizes(inputs: Inputs, spec: Spec, chunk: int | None) -> Sizes:
+    q, suited = inputs.q, of(inputs.q.device)
+    columns = suited.columns(inputs.k.shape[1], spec)
+    height = suited.height(chunk, q.shape[1], columns, q.shape[0] * q.shape[2])
+    return Sizes(suited.product_dtype(q.dtype), compute_dtype(q.dtype), height, suited.together(height, columns, q.shape[2]))
+
+
+def few_strips(inputs: Inputs, spec: Spec, chunk: int | None) -> bool:
+    """Whether a compiler may see the steps of a plain batch."""
+    made = sizes(inputs, spec, chunk)
+    strips = -(-inputs.q.shape[1] // made.height) * -(-inputs.q.shape[0] // made.together)
+    return strips <= of(inputs.q.device).unrolled
+
+
+UNROLLED = Unrolled(on=lambda device: of(device).unrolled > 0, fits=few_strips)
