@@ -38,7 +38,8 @@ class Sizing(NamedTuple):
     def height(self, asked: int | None, rows: int, columns: int, heads: int) -> int:
         """Rows per strip, as asked for or by the context, for so many heads of all sequences of the batch."""
         fitting = (isqrt(columns**2 + 4 * self.elements // max(1, heads)) - columns) // 2  # heads · M (M + columns) ≤ elements
-        chosen = min(max(self.shortest, min(columns // self.share, self.tallest)), max(fitting, self.least))
+        aligned = fitting // 16 * 16  # as matrix units like it
+        chosen = min(max(self.shortest, min(columns // self.share, self.tallest)), max(aligned, self.least))
         return max(1, min(asked or chosen, rows))
 
     def together(self, height: int, columns: int, heads: int) -> int:
