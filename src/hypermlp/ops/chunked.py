@@ -26,12 +26,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hypermlp.ops import sizing
 from hypermlp.ops.registered import Inputs, register
 from hypermlp.ops.types import Spec, compute_dtype
 
-# Elements of one strip buffer that the program aims at: 4 MiB in float32, small enough for a cache, large enough for BLAS.
-BUFFER_ELEMENTS = 1 << 20
-SHORT_STRIP, LONG_STRIP = 32, 64  # measured on CPU: training steps at 128 to 4096 slots
+# Devices on which baddbmm_ with beta=0 does as documented. On MPS, up to torch 2.13, NaN in uninitialised memory stays NaN.
+IGNORE_WHAT_WAS_THERE = ("cpu", "cuda", "xpu")
 
 
 class Sheet(NamedTuple):
@@ -130,22 +130,40 @@ class Operator(NamedTuple):
     def forward(self, y: Tensor, out: Tensor) -> Tensor:
         """Writes the product to `out`, which may be y; returns y·left for backward."""
         inner = torch.bmm(y, self.left)  # H B·M R
-        if self.baseline is not None:
-            torch.mul(y, self.baseline, out=out)
-        out.baddbmm_(inner * self.control, self.right.mT, beta=int(self.baseline is not None))
+        if self.baseline is None:
+            write(out, inner * self.control, self.right.mT)
+        else:
+            torch.mul(y, self.baseline, out=out).baddbmm_(inner * self.control, self.right.mT)
         return inner
 
     def backward(self, y: Tensor, inner: Tensor, d_out: Tensor, into: Operator) -> Tensor:
         """Turns d_out into the gradient of y, uses up y, adds to the gradients `into`; returns that of the control."""
         d_inner = torch.bmm(d_out, self.right)  # H B·M R
         scaled = d_inner * self.control
-        into.left.baddbmm_(y.mT, scaled)
-        into.right.baddbmm_(d_out.mT, inner * self.control)
-        if self.baseline is not None and into.baseline is not None:
-            into.baseline.add_(y.mul_(d_out).sum(1, keepdim=True))
-            d_out.mul_(self.baseline)
-        d_out.baddbmm_(scaled, self.left.mT, beta=int(self.baseline is not None))
+        accumulate(into.left, y.mT, scaled)
+        accumulate(into.right, d_out.mT, inner * self.control)
+        if self.baseline is None or into.baseline is None:
+            write(d_out, scaled, self.left.mT)
+        else:
+            into.baseline.add_(y.mul_(d_out).sum(1, keepdim=True, dtype=into.baseline.dtype))
+            d_out.mul_(self.baseline).baddbmm_(scaled, self.left.mT)
         return d_inner.mul_(inner)
+
+
+def write(out: Tensor, x: Tensor, y: Tensor) -> None:
+    """out = x y, in place of what was there."""
+    if out.device.type in IGNORE_WHAT_WAS_THERE:
+        out.baddbmm_(x, y, beta=0)  # names `out`, so a compiler does not take it for the forward's product and keep that
+    else:
+        torch.bmm(x, y, out=out)
+
+
+def accumulate(into: Tensor, x: Tensor, y: Tensor) -> None:
+    """into += x y; sums over strips keep their precision where the product is in half precision."""
+    if into.dtype == x.dtype:
+        into.baddbmm_(x, y)
+    else:
+        into.add_(torch.bmm(x, y))
 
 
 class Recomputed(NamedTuple):
@@ -180,12 +198,13 @@ class Part(NamedTuple):
 
     def memory(self, strips: list[Strip], sheets: int) -> Tensor:
         """Room for so many heads' sheets of any of the strips."""
-        return self.q.new_empty(sheets * self.batch * max(strip.size for strip in strips))
+        size = sheets * self.batch * max(strip.size for strip in strips)
+        return torch.empty(size, dtype=self.q.dtype, device=self.q.device)  # a compiler never takes two `empty` for the same
 
 
 def scores(strip: Strip, x: Tensor, y: Tensor, out: Sheet, spec: Spec) -> None:
     """x yᵀ on the slots that exist, zero on the others."""
-    torch.bmm(x, y.mT, out=out.time[..., strip.front :])
+    write(out.time[..., strip.front :], x, y.mT)
     strip.keep_existing(out, spec)
 
 
@@ -210,7 +229,7 @@ def span_forward(part: Part, spec: Spec, height: int) -> tuple[Tensor, Tensor]:
     """o (H·B T V) and ρ (H·B T 1); every strip works in one sheet, from the scores to the readout weights."""
     (G, H), rows = part.heads, part.q.shape[1]
     o = part.v.new_empty(part.v.shape[0], rows, part.v.shape[2])
-    rho = part.v.new_ones(part.v.shape[0], rows, 1)
+    rho = part.v.new_ones(part.v.shape[0], rows, 1, dtype=compute_dtype(part.v.dtype))
     strips = part.plan(spec, height)
     memory = part.memory(strips, G)
     for strip in strips:
@@ -219,7 +238,7 @@ def span_forward(part: Part, spec: Spec, height: int) -> tuple[Tensor, Tensor]:
         w = h.first(H, part.batch)
         gate, scale = w.lags, h.lags[H:] if spec.kind == "glu" else None
         if spec.norm != "none":
-            norm = torch.linalg.vector_norm(gate, dim=-1).square_().add_(spec.eps).sqrt_()
+            norm = torch.linalg.vector_norm(gate, dim=-1, dtype=rho.dtype).square_().add_(spec.eps).sqrt_()
             rho[:, strip.rows] = norm.view(part.v.shape[0], -1, 1)
         activate(gate, scale, scale, out=gate)
         if part.reading is not None:
@@ -252,13 +271,22 @@ def activation_backward(gate: Tensor, scale: Tensor | None, softplus: Tensor | N
         gate.mul_(d_norm).addcmul_(d_active, softplus)
 
 
-def span_backward(part: Part, o: Tensor, rho: Tensor, d_o: Tensor, grads: Part, spec: Spec, height: int) -> None:
-    """Add the gradients of a part to `grads`; o, ρ and d_o as span_forward gives them."""
+def norm_share(d_raw: Tensor, o: Tensor, rho: Tensor) -> Tensor:
+    """What the row norm gives to the gradient of the gate, as a factor of the gate."""
+    return (d_raw * o).sum(-1, keepdim=True).div_(rho).neg_()
+
+
+def span_backward(part: Part, o: Tensor | None, rho: Tensor, d_o: Tensor, grads: Part, spec: Spec, height: int) -> None:
+    """Add the gradients of a part to `grads`; ρ as span_forward gives it, o too or None if it was rounded since.
+
+    With few slots the norm's share nearly cancels the rest of the gate's gradient, and the rounding of o would be what remains.
+    """
     G, H = part.heads
-    d_raw = d_o / rho  # o = õ / ρ, õ = w v
+    d_exact = d_o / rho  # o = õ / ρ, õ = w v
+    d_raw = d_exact.to(part.v.dtype)
     d_norm = torch.zeros_like(rho)
-    if spec.norm != "none":
-        d_norm = (d_raw * o).sum(-1, keepdim=True).div_(rho).neg_()
+    if spec.norm != "none" and o is not None:
+        d_norm = norm_share(d_exact, o, rho)
     strips = part.plan(spec, height)
     memory = part.memory(strips, 2 * G + 3 * H)
     for strip in strips:
@@ -266,7 +294,11 @@ def span_backward(part: Part, o: Tensor, rho: Tensor, d_o: Tensor, grads: Part, 
         done = strip_recompute(strip, part, memory, spec)
 
         # Readout. From here on, a sheet that is no longer needed holds a gradient.
-        grads.v[:, slots].baddbmm_(strip.to_time(done.w, spec).mT, d_raw[:, rows])
+        w = strip.to_time(done.w, spec)
+        accumulate(grads.v[:, slots], w.mT, d_raw[:, rows])
+        if spec.norm != "none" and o is None:
+            again = torch.bmm(w, part.v[:, slots]).div_(rho[:, rows])
+            d_norm[:, rows] = norm_share(d_exact[:, rows], again, rho[:, rows])
         d_active = done.w
         scores(strip, d_raw[:, rows], part.v[:, slots], d_active, spec)
         operator_backward(strip, part.reading, done.active, done.a_inner, d_active, grads.reading)
@@ -277,8 +309,8 @@ def span_backward(part: Part, o: Tensor, rho: Tensor, d_o: Tensor, grads: Part, 
         # Scores: h = z R1, z = q kᵀ.
         operator_backward(strip, part.routing, done.z, done.z_inner, done.h, grads.routing)
         d_z = strip.to_time(done.h, spec)
-        torch.bmm(d_z, part.k[:, slots], out=grads.q[:, rows])
-        grads.k[:, slots].baddbmm_(d_z.mT, part.q[:, rows])
+        write(grads.q[:, rows], d_z, part.k[:, slots])
+        accumulate(grads.k[:, slots], d_z.mT, part.q[:, rows])
 
 
 def operator_backward(
@@ -295,14 +327,9 @@ def operator_backward(
 # The whole operator: batches and spans, types, layouts.
 
 
-def strip_height(asked: int | None, rows: int, slots: int) -> int:
-    """Rows per strip: what the user asked for, or an eighth of a short context (less is wasted on slots that do not exist)."""
-    return max(1, min(asked or max(SHORT_STRIP, min(slots // 8, LONG_STRIP)), rows))
-
-
-def groups(q: Tensor, k: Tensor, spans: Tensor | None, height: int) -> Iterator[tuple[slice, slice, slice]]:
+def groups(q: Tensor, k: Tensor, spans: Tensor | None, together: int) -> Iterator[tuple[slice, slice, slice]]:
     """Batch entries, rows and slots computed together: whole batches where all entries are alike, else span by span."""
-    batch, heads, rows, slots = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
+    batch, rows, slots = q.shape[0], q.shape[1], k.shape[1]
     if spans is not None:
         for b, r0, r1, c0, c1 in spans.tolist():
             if r1 > r0:
@@ -310,7 +337,6 @@ def groups(q: Tensor, k: Tensor, spans: Tensor | None, height: int) -> Iterator[
         return
     if rows == 0:
         return
-    together = max(1, BUFFER_ELEMENTS // max(1, heads * height * (slots + height)))
     for b in range(0, batch, together):
         yield slice(b, min(batch, b + together)), slice(0, rows), slice(0, slots)
 
@@ -344,11 +370,11 @@ def select(op: Operator | None, batch: slice, rows: slice) -> Operator | None:
 
 def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor]:
     q, k, v = inputs.q, inputs.k, inputs.v
-    dtype, height = compute_dtype(q.dtype), strip_height(chunk, q.shape[1], k.shape[1])
+    dtype, sums, height, together = sizing.sizes(inputs, spec, chunk)
     routing, reading = operators(inputs, dtype)
     o = q.new_zeros(q.shape[0], q.shape[1], v.shape[2], v.shape[3])  # B T H V; zero where there is no span
-    rho = q.new_ones(o.shape[:3], dtype=dtype)
-    for b, rows, slots in groups(q, k, inputs.spans, height):
+    rho = q.new_ones(o.shape[:3], dtype=sums)
+    for b, rows, slots in groups(q, k, inputs.spans, together):
         own = heads_first(q[b, rows], dtype), heads_first(k[b, slots], dtype), heads_first(v[b, slots], dtype)
         part = Part(*own, routing=select(routing, b, rows), reading=select(reading, b, rows), batch=b.stop - b.start)
         found = span_forward(part, spec, height)
@@ -358,17 +384,18 @@ def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tens
 
 def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None) -> list[Tensor | None]:
     q, k, v = inputs.q, inputs.k, inputs.v
-    dtype, height = compute_dtype(q.dtype), strip_height(chunk, q.shape[1], k.shape[1])
+    dtype, sums, height, together = sizing.sizes(inputs, spec, chunk)
     routing, reading = operators(inputs, dtype)
     wanted = inputs.differentiable
-    into = inputs.with_differentiable(None if x is None else x.new_zeros(x.shape, dtype=dtype) for x in wanted)
-    d_routing, d_reading = operators(into, dtype)
-    for b, rows, slots in groups(q, k, inputs.spans, height):
+    into = inputs.with_differentiable(None if x is None else x.new_zeros(x.shape, dtype=sums) for x in wanted)
+    d_routing, d_reading = operators(into, sums)
+    for b, rows, slots in groups(q, k, inputs.spans, together):
         own = heads_first(q[b, rows], dtype), heads_first(k[b, slots], dtype), heads_first(v[b, slots], dtype)
         part = Part(*own, routing=select(routing, b, rows), reading=select(reading, b, rows), batch=b.stop - b.start)
-        zeros = torch.zeros_like(own[0]), torch.zeros_like(own[1]), torch.zeros_like(own[2])
+        zeros = torch.zeros_like(own[0]), torch.zeros_like(own[1], dtype=sums), torch.zeros_like(own[2], dtype=sums)
         grads = Part(*zeros, routing=select(d_routing, b, rows), reading=select(d_reading, b, rows), batch=part.batch)
-        o_b, rho_b, d_o_b = (heads_first(x[b, rows], dtype) for x in (o, rho[..., None], d_o))
+        o_b = heads_first(o[b, rows], dtype) if o.dtype == dtype else None
+        rho_b, d_o_b = heads_first(rho[b, rows, :, None], sums), heads_first(d_o[b, rows], dtype)
         span_backward(part, o_b, rho_b, d_o_b, grads, spec, height)
         into.q[b, rows] = heads_last(grads.q, part.batch)
         into.k[b, slots] += heads_last(grads.k, part.batch)
@@ -376,4 +403,4 @@ def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, ch
     return [None if x is None or g is None else g.to(x.dtype) for g, x in zip(into.differentiable, wanted, strict=True)]
 
 
-mix = register("chunked", forward, backward)
+mix = register("chunked", forward, backward, unrolled=sizing.UNROLLED)

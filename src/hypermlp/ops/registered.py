@@ -19,6 +19,7 @@ from hypermlp import notice
 from hypermlp.ops import reference
 from hypermlp.ops.types import Mixing, Spec, compute_dtype, no_autocast
 
+LIBRARY = torch.library.Library("hypermlp", "FRAGMENT")
 ORDINARY = (Tensor, torch.nn.Parameter)  # exactly these types: a subclass may keep its numbers elsewhere
 
 
@@ -82,6 +83,13 @@ class Forward(Protocol):
 Backward = Callable[..., list[Tensor | None]]
 
 
+class Unrolled(NamedTuple):
+    """Where a compiler may see an implementation's steps, to fuse them."""
+
+    on: Callable[[torch.device], bool]
+    fits: Callable[[Inputs, Spec, int | None], bool]  # few enough steps for this call
+
+
 class Mix(Protocol):
     def __call__(
         self,
@@ -103,11 +111,13 @@ def register(
     *,
     also_saved: Sequence[Callable[[Inputs], Tensor]] = (),
     infer: Callable[[Inputs, Spec, int | None], Tensor] | None = None,
+    unrolled: Unrolled | None = None,
 ) -> Mix:
     """Define the operators hypermlp::name and hypermlp::name_backward; returns the function that calls them.
 
     also_saved: what the forward gives beside o and ρ, as functions that make empty tensors of the same shapes. infer: o alone,
-    called where nobody differentiates, as hypermlp::name_infer where somebody traces; the forward, if None.
+    called where nobody differentiates, as hypermlp::name_infer where somebody traces; the forward, if None. unrolled: which
+    plain batches a compiler sees in steps, by the operator hypermlp::name_steps; none, if None.
     """
     outputs = ["o", "rho", *(f"saved{n}" for n in range(len(also_saved)))]
 
@@ -198,6 +208,17 @@ def register(
             with no_autocast(d_o):
                 return (None, None, *backward(d_o, *made, *call), None)
 
+    def steps(*arguments: Any) -> Tensor:
+        call = Call.from_flat(arguments)
+        varying = any(isinstance(n, torch.SymInt) for x in call.inputs if x is not None for n in x.shape)
+        if varying or unrolled is None or not unrolled.fits(*call):
+            return cast("Tensor", opaque(*arguments)[0])
+        return cast("Tensor", Eager.apply(call.spec, call.chunk, *call.inputs))
+
+    if unrolled is not None:
+        LIBRARY.define(f"{name}_steps({CALL_SCHEMA}) -> Tensor")
+        LIBRARY.impl(f"{name}_steps", steps, "CompositeImplicitAutograd")  # a compiler takes it apart, and its gradient
+
     def mix(
         q: Tensor,
         k: Tensor,
@@ -213,6 +234,8 @@ def register(
         if observer == "tracer":
             if opaque_infer is not None and not needs_gradient(*call.inputs):
                 return cast("Tensor", opaque_infer(*call.flat()))
+            if unrolled is not None and spans is None and torch.compiler.is_compiling() and unrolled.on(q.device):
+                return cast("Tensor", getattr(torch.ops.hypermlp, f"{name}_steps")(*call.flat()))
             return opaque(*call.flat())[0]
         if observer == "autograd":
             return cast("Tensor", Eager.apply(spec, chunk, *call.inputs))
