@@ -10,6 +10,7 @@ from torch import Tensor
 from hypermlp.ops.registered import Inputs
 from hypermlp.ops.triton import backward as kernels
 from hypermlp.ops.triton.blocks import Chunk, chunk_rows
+from hypermlp.ops.triton.fallback import smaller_if_needed
 from hypermlp.ops.triton.launch import Prepared, power_of_two, prepare, product, run, scratch_bytes, value_pieces
 from hypermlp.ops.triton.products import row_product, slot_product
 from hypermlp.ops.triton.tiles import Tile
@@ -20,6 +21,7 @@ MOST_SPLITS = 16
 PER_ROW = Tile(8, 8, 4, 1, "backward_rows")
 
 
+@smaller_if_needed("backward")
 def backward(
     d_o: Tensor, o: Tensor, rho: Tensor, u: Tensor, y2: Tensor, inputs: Inputs, spec: Spec, chunk: int | None
 ) -> list[Tensor | None]:
@@ -133,9 +135,9 @@ class Gradients:
         tensors = (y, dy, us, gs, dA, dB, dA if dD is None else dD, part.rows, part.order, part.tallies)
         numbers = (part.cells, self.T, self.call.spec.block_size, heads)
         grid = (part.tiles, heads, dA.shape[0])
-        geometry = self.call.tile("backward_h").N
+        blocks = self.call.tile("backward_h")
         run(
-            kernels.backward_parameters, grid, used._replace(N=geometry), self.call,
+            kernels.backward_parameters, grid, used._replace(M=blocks.M, N=blocks.N), self.call,
             *tensors, *numbers, LAGS=used.N, **self._sizes(which),
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from hypermlp.ops.registered import Inputs
 from hypermlp.ops.triton import decode as kernels
 from hypermlp.ops.triton.blocks import Ints, on
+from hypermlp.ops.triton.fallback import smaller_if_needed
 from hypermlp.ops.triton.launch import power_of_two, prepare, run
 from hypermlp.ops.types import Spec
 
@@ -32,6 +33,7 @@ def step_table(spans: bytes, L: int, device: str, far: bool) -> tuple[Tensor, in
     return on(device, np.stack([b, row, end - count, count], 1), far), int(count.max())
 
 
+@smaller_if_needed("decode")
 def decode(inputs: Inputs, spec: Spec) -> Tensor:
     """o (B T H V) of the rows in the spans, each the only one of its span; zero elsewhere."""
     call = prepare(inputs, spec, keep_type=True)
