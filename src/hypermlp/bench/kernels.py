@@ -23,7 +23,10 @@ from hypermlp.ops.triton.specialise import Launch, describe
 
 ARCHITECTURES = (80, 89, 90)
 TYPES = ("bfloat16", "float32")
-SHARED_LIMIT = {80: 166_912, 89: 101_376, 90: 232_448}  # bytes per block that a program may ask for
+# Bytes per block that a program may ask for.
+SHARED_LIMIT: dict[int | str, int] = {
+    80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376, "gfx90a": 65_536, "gfx942": 65_536,
+}  # fmt: skip
 WIDTH, HEADS, RANK, TOKENS = 768, 2, 16, 1024
 SPILL_LIMIT = 256  # bytes, in backward kernels; forward and decode kernels must not spill
 
@@ -118,8 +121,11 @@ def against_flash(rows: Sequence[dict[str, Any]], arch: int, dtype: str = "bfloa
 # In the process that compiles.
 
 
-def record_launches(arch: int, dtype: str, width: int = WIDTH, heads: int = HEADS, rank: int = RANK) -> list[Launch]:
-    """The launches of a forward and backward of one layer's operator, and of a decoding step; each kernel once."""
+def record_launches(arch: int | str, dtype: str, width: int = WIDTH, heads: int = HEADS, rank: int = RANK) -> list[Launch]:
+    """The launches of a forward and backward of one layer's operator, and of a decoding step; each kernel once.
+
+    arch: a compute capability such as 89, or the name of one of AMD's GPUs such as "gfx942".
+    """
     import torch
 
     from hypermlp.ops.registered import Inputs
@@ -131,7 +137,7 @@ def record_launches(arch: int, dtype: str, width: int = WIDTH, heads: int = HEAD
 
     class Recorder(Device):
         def limits(self, device: str) -> Limits:
-            return Limits(arch, 1, 64 << 20)
+            return Limits(0, 1, 64 << 20, "hip") if isinstance(arch, str) else Limits(arch, 1, 64 << 20)
 
         def start(self, kernel: Any, grid: Any, arguments: Any, constants: Any, used: Any) -> None:
             name = kernel.__name__ if used.kernel == "decode" else used.kernel
@@ -161,14 +167,15 @@ def record_launches(arch: int, dtype: str, width: int = WIDTH, heads: int = HEAD
     return list(found.values())
 
 
-def compile_launch(launch: Launch, arch: int) -> Any:
+def compile_launch(launch: Launch, arch: int | str) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes())
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    target = GPUTarget("hip", arch, 64) if isinstance(arch, str) else GPUTarget("cuda", arch, 32)
+    return triton.compile(source, target=target, options=options)
 
 
 def tool(name: str, *arguments: str) -> str:
@@ -179,14 +186,31 @@ def tool(name: str, *arguments: str) -> str:
     return subprocess.run([str(path), *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def measure(launch: Launch, arch: int, dtype: str) -> dict[str, Any]:
-    compiled = compile_launch(launch, arch)
+def registers_and_spill(compiled: Any) -> tuple[int, int]:
+    """Registers of a thread, and bytes of it that did not find one."""
+    if "cubin" in compiled.asm:
+        found = re.search(r"REG:(\d+) STACK:(\d+)", inspect(compiled, "cuobjdump", "--dump-resource-usage"))
+        words = 1
+    else:
+        code = compiled.asm["amdgcn"]
+        found = re.search(r"\.vgpr_count:\s+(\d+)\s+\.vgpr_spill_count:\s+(\d+)", code)
+        words = 4
+    assert found is not None
+    return int(found[1]), words * int(found[2])
+
+
+def inspect(compiled: Any, name: str, *arguments: str) -> str:
+    """What one of the binary utilities says of a kernel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        usage, code = tool("cuobjdump", "--dump-resource-usage", file.name), tool("nvdisasm", "-c", file.name)
-    numbers = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    assert numbers is not None, usage
+        return tool(name, *arguments, file.name)
+
+
+def measure(launch: Launch, arch: int, dtype: str) -> dict[str, Any]:
+    compiled = compile_launch(launch, arch)
+    registers, spill = registers_and_spill(compiled)
+    code = inspect(compiled, "nvdisasm", "-c")
     body = hot_loop(code)
     rows, columns = tile_of(launch.constants)
     analytic = macs(launch.name, launch.constants)
@@ -194,7 +218,7 @@ def measure(launch: Launch, arch: int, dtype: str) -> dict[str, Any]:
     return {
         "kernel": launch.name, "arch": arch, "dtype": dtype,
         "tile": [rows, columns],
-        "warps": launch.warps, "stages": launch.stages, "registers": int(numbers[1]), "spill": int(numbers[2]),
+        "warps": launch.warps, "stages": launch.stages, "registers": registers, "spill": spill,
         "shared": compiled.metadata.shared, "instructions": sum(";" in line for line in body),
         "mma": sum(tensor_macs(line) > 0 for line in body), "macs": executed / (rows * columns), "analytic": analytic,
     }  # fmt: skip

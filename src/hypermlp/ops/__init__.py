@@ -37,7 +37,7 @@ def choose(impl: str = "auto", device: str = "cpu", dtype: str = "float32", alig
     if impl in ("dense", "chunked"):
         return Choice(impl, why)
     if impl == "triton" or (impl == "auto" and device.startswith("cuda")):
-        obstacle = triton.obstacle(device, dtype, aligner)
+        obstacle = triton.obstacle(device, dtype, aligner, asked=impl == "triton")
         return Choice("chunked", obstacle) if obstacle else Choice("triton", triton.reason(device, dtype))
     obstacle = native_obstacle(device, dtype, aligner)
     return Choice("chunked", obstacle) if obstacle else Choice("native", f"CPU, {dtype}, {library().reason}")

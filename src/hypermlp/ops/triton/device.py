@@ -41,9 +41,10 @@ def tf32_allowed() -> bool:
 class Limits(NamedTuple):
     """What the sizes of tiles and chunks depend on."""
 
-    architecture: int  # compute capability as one number; 0 under the interpreter
+    architecture: int  # compute capability as one number; 0 under the interpreter and on AMD's GPUs
     processors: int  # streaming multiprocessors
     cache_bytes: int  # L2
+    backend: str = "cuda"  # or "hip", as Triton calls them
 
 
 INTERPRETER = Limits(0, 1, 64 << 20)
@@ -62,7 +63,7 @@ class Device:
         if not torch.cuda.is_available():
             return "on cuda: torch finds no GPU"
         if torch.version.hip is not None:
-            return "the Triton kernels are for NVIDIA's GPUs"
+            return None  # where they are asked for; see untried
         major, minor = torch.cuda.get_device_capability(device)
         if 10 * major + minor < OLDEST:
             return f"on compute capability {major}.{minor}: the Triton kernels need 8.0"
@@ -70,9 +71,20 @@ class Device:
             return 'for float32: torch.set_float32_matmul_precision("high") would allow the Triton kernels to round to TF32'
         return None
 
+    def untried(self) -> str | None:
+        """Why kernels that can run are not chosen unless they are asked for."""
+        if interpreted() or torch.version.hip is None:
+            return None
+        return (
+            "on AMD's GPUs: the Triton kernels compile for gfx942 and gfx90a, but have never been executed there; "
+            'impl="triton" or HYPERMLP_IMPL=triton tries them'
+        )
+
     def name(self, device: str) -> str:
         if interpreted():
             return "Triton's interpreter"
+        if torch.version.hip is not None:
+            return f"HIP {torch.cuda.get_device_properties(device).gcnArchName}"
         return "CUDA sm_{}{}".format(*torch.cuda.get_device_capability(device))
 
     def limits(self, device: str) -> Limits:
@@ -90,6 +102,8 @@ class Device:
 @functools.cache
 def gpu_limits(device: str) -> Limits:
     found = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        return Limits(0, found.multi_processor_count, found.L2_cache_size, "hip")
     return Limits(10 * found.major + found.minor, found.multi_processor_count, found.L2_cache_size)
 
 
@@ -107,15 +121,15 @@ def replaced(device: Device) -> Iterator[None]:
         current = before
 
 
-def obstacle(device: str, dtype: str, aligner: str) -> str | None:
-    """Why the Triton kernels cannot compute this; None if they can."""
+def obstacle(device: str, dtype: str, aligner: str, asked: bool = True) -> str | None:
+    """Why the Triton kernels cannot compute this, or should not unless they are asked for; None if they can."""
     if aligner != "offset":
         return f"for the {aligner} layout: the Triton kernels compute the offset layout"
     if dtype not in ("bfloat16", "float16", "float32"):
         return f"for {dtype}: the Triton kernels are for bfloat16, float16 and float32"
     if installed() is None:
         return f"triton is not installed ({CURE})"
-    return current.obstacle(device, dtype)
+    return current.obstacle(device, dtype) or (None if asked else current.untried())
 
 
 def would_use() -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 from hypermlp.ops.registered import Inputs
 from hypermlp.ops.triton import backward as kernels
 from hypermlp.ops.triton.blocks import Chunk, chunk_rows
+from hypermlp.ops.triton.fallback import smaller_if_needed
 from hypermlp.ops.triton.launch import Prepared, empty, power_of_two, prepare, row_products, run, value_pieces
 from hypermlp.ops.triton.products import slot_product
 from hypermlp.ops.triton.tiles import Tile
@@ -21,6 +22,7 @@ MOST_SPLITS = 16
 PER_ROW = Tile(8, 8, 4, 1, "backward_rows")
 
 
+@smaller_if_needed("backward")
 def backward(
     d_o: Tensor, o: Tensor, rho: Tensor, u: Tensor, y2: Tensor, inputs: Inputs, spec: Spec, chunk: int | None
 ) -> list[Tensor | None]:
@@ -160,13 +162,13 @@ class Gradients:
         dA, dB, dD = self.sums[operator - 1]
         assert dA is not None
         (heads, routes), part = self._heads(operator), of.part
-        used, geometry = self.call.tile("backward_parameters"), self.call.tile("backward_h").N
+        used, blocks = self.call.tile("backward_parameters"), self.call.tile("backward_h")
         rows, order, _, tallies = part.tables.views()
         tensors = (y, dy, us, gs, dA, dB, dA if dD is None else dD, rows, order, tallies)
         numbers = (part.cells, self.T, self.call.spec.block_size, self.H, heads, of.first, of.heads)
-        grid, used = (part.lag_tiles, of.heads * routes, len(dA)), used._replace(N=geometry)
-        lags = {"LAGS": self.call.tile("backward_parameters").N}
-        run(kernels.backward_parameters, grid, used, self.call, *tensors, *numbers, **lags, **self._sizes(operator))
+        grid, tile = (part.lag_tiles, of.heads * routes, len(dA)), used._replace(M=blocks.M, N=blocks.N)
+        sizes = {"LAGS": used.N, **self._sizes(operator)}
+        run(kernels.backward_parameters, grid, tile, self.call, *tensors, *numbers, **sizes)
 
     def _slots(self, name: str, of: Section, routes: int, x: Tensor, y: Tensor, out: Tensor, widths: dict[str, int]) -> None:
         """out = xᵀ y of the slots that a section reaches."""

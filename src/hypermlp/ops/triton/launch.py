@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from hypermlp.ops.registered import Inputs
-from hypermlp.ops.triton import device
+from hypermlp.ops.triton import device, fallback
 from hypermlp.ops.triton import forward as kernels
 from hypermlp.ops.triton.blocks import Plan, all_rows, chunk_rows, span_list
-from hypermlp.ops.triton.device import Limits
+from hypermlp.ops.triton.device import Limits, interpreted
 from hypermlp.ops.triton.products import row_product, row_sum
-from hypermlp.ops.triton.tiles import Tile, tile
+from hypermlp.ops.triton.tiles import Tile, fitted, steps_down, tile
 from hypermlp.ops.triton.work import Section, room, sections, split
 from hypermlp.ops.types import Spec
 
 WIDEST = 128  # columns of V in one accumulator
 SUM = Tile(16, 16, 4, 1, "row_sum")  # rows of a program that adds up shares
-HELD_KEYS = 128  # columns of K up to which a program holds its queries
+HELD_KEYS = 256  # columns of K up to which a program holds its queries
 KEYS = 64  # columns of K in one step of the loop otherwise
 FAR = 2**31  # elements of a batch entry from which on tables, and what kernels compute from them, have 64 bits
 
@@ -78,7 +78,15 @@ class Prepared(NamedTuple):
         return device.current.limits(self.device)
 
     def tile(self, kernel: str) -> Tile:
-        return tile(kernel, self.limits.architecture, str(self.q.dtype).removeprefix("torch."))
+        """The table's tile, made smaller where wide keys or a wide rank, or this GPU, ask for it."""
+        s, arch, dtype = self.shape(), self.limits.architecture, dtype_name(product_type(self.q.dtype))
+        used = tile(kernel, arch, dtype)
+        if interpreted():
+            return used
+        steps = steps_down(kernel, arch, dtype, s["K1"] + s["K2"] + 2 * max(s["RP1"], s["RP2"]))
+        used = fitted(used, steps + fallback.steps(kernel, self.inputs))
+        more = kernel == "backward_dw" and s["NV"] > 3  # V in a loop of its own, which loads ahead
+        return used._replace(stages=used.stages + more)
 
     def geometry(self, kernel: str) -> Tile:
         """The tile whose rows and columns a scratch has."""
@@ -100,14 +108,19 @@ class Prepared(NamedTuple):
         i, K, V = self.inputs, self.q.shape[3], self.v.shape[3]
         (K1, K2), (BV, NV) = key_pieces(K), value_pieces(V)
         R1, R2 = (1 if x is None else x.shape[2] for x in (i.left1, i.left2))
+        nvidia = device.current.limits(self.device).backend == "cuda"
         return {
             "K": K, "K1": K1, "K2": K2, "V": V, "BV": BV, "NV": NV,
             "R1": R1, "RP1": max(16, power_of_two(R1)), "R2": R2, "RP2": max(16, power_of_two(R2)),
             "GLU": self.spec.kind == "glu", "NORM": self.spec.norm != "none",
             "MIX1": i.left1 is not None, "BASE1": i.base1 is not None,
             "MIX2": i.left2 is not None, "BASE2": i.base2 is not None,
-            "PACK": self.q.dtype == torch.bfloat16, "PREC": "tf32", "PTX": True,
+            "PACK": self.q.dtype == torch.bfloat16, "PREC": "tf32" if nvidia else "ieee", "PTX": nvidia,
         }  # fmt: skip
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def product_type(dtype: torch.dtype) -> torch.dtype:
@@ -175,6 +188,7 @@ def row_products(
         run(row_sum, each, tile, call, shares, out, rho, rows, splits, part.blocks, call.q.shape[1], *heads, **constants)
 
 
+@fallback.smaller_if_needed("forward")
 def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """o (B T H V), ρ (B T H), u = z·left1 (B T G R) and y2 = a·left2 (B T H R); what lies in no span is 0, and ρ 1."""
     call = prepare(inputs, spec)

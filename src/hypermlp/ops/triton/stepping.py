@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hypermlp.ops.registered import Inputs
 from hypermlp.ops.triton import decode as kernels
+from hypermlp.ops.triton.fallback import smaller_if_needed
 from hypermlp.ops.triton.launch import empty, power_of_two, prepare, run
 from hypermlp.ops.types import Spec
 
@@ -21,6 +22,7 @@ def is_step(inputs: Inputs) -> bool:
     return bool((inputs.spans[:, 2] - inputs.spans[:, 1] <= 1).all())
 
 
+@smaller_if_needed("decode")
 def decode(inputs: Inputs, spec: Spec) -> Tensor:
     """o (B T H V) of the rows in the spans, each the only one of its span; zero elsewhere.
 

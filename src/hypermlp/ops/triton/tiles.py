@@ -1,7 +1,9 @@
-"""Tile sizes by kernel, architecture and type: a table, not a search at every start.
+"""Tile sizes by kernel, architecture, type and widths: a table and a rule, not a search at every start.
 
-`tiles.json` beside this file was chosen by ahead-of-time compilation (registers, spills, instructions); `hypermlp bench tune`
-measures on a GPU and writes a table of its own into the cache folder, which then comes first.
+`tiles.json` beside this file was chosen by ahead-of-time compilation (registers, spills, instructions) for a width of 768 and
+rank 16; `hypermlp bench tune` measures on a GPU and writes a table of its own into the cache folder, which then comes first.
+`fitted` makes a tile smaller where keys and factors are wider, until nothing spills and everything fits into the shared memory
+of every architecture (`hypermlp.bench.kernels.sweep`). Kernels that share a scratch share its rows and columns.
 """
 
 from __future__ import annotations
@@ -16,6 +18,11 @@ from hypermlp.ops.triton.device import interpreted
 
 SHIPPED = Path(__file__).with_name("tiles.json")
 INTERPRETED = (16, 16, 4, 1)
+LEAST = 16  # rows and columns of the smallest tile: a side of a product
+MOST_STEPS = 4  # from the largest tile to the smallest
+# Padded keys + twice the padded rank (at width 768: 48 + 2·16) above which tiles are one and two steps smaller.
+WIDTHS = {"bfloat16": (96, 320), "float32": (160,)}
+FREE = {"forward_v", "backward_parameters", "backward_q", "backward_k", "backward_v", "decode"}  # hold no rows of keys
 
 
 class Tile(NamedTuple):
@@ -50,3 +57,26 @@ def tables() -> dict[str, Any]:
             for dtype, kernels in types.items():
                 found.setdefault(arch, {}).setdefault(dtype, {}).update(kernels)
     return found
+
+
+def smaller(used: Tile) -> Tile:
+    """The next smaller tile: half of the longer side. A warp keeps its rows."""
+    if used.M > used.N:
+        return used._replace(M=used.M // 2, warps=max(1, used.warps // 2))
+    return used._replace(N=max(LEAST, used.N // 2))
+
+
+def steps_down(kernel: str, arch: int, dtype: str, width: int) -> int:
+    """How often a tile of the table is made smaller where keys and twice the rank are `width` wide together."""
+    if kernel in FREE:
+        return 0
+    limits = WIDTHS[dtype]
+    if kernel.startswith("forward") and dtype == "bfloat16" and arch // 10 in (9, 10):
+        limits = limits[1:]  # products of warp groups need 64 rows, and leave more registers
+    return sum(width > limit for limit in limits)
+
+
+def fitted(used: Tile, steps: int) -> Tile:
+    for _ in range(steps):
+        used = smaller(used)
+    return used

@@ -1,0 +1,86 @@
+"""`python -m hypermlp.bench.kernel_sizes FILE`: compile the Triton kernels for other widths, heads and ranks, with no GPU.
+
+A row says whether one kernel fits: registers, spilled bytes, shared memory. Sizes that lead to the same code are compiled once.
+FILE keeps the rows, and a run goes on where the last one stopped. Not for tests: all of it takes hours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hypermlp.bench import kernels
+from hypermlp.files import write_json
+from hypermlp.ops.triton.specialise import Launch
+from hypermlp.provenance import provenance
+
+WIDTHS = (256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096)
+HEADS = (2, 4, 8, 16, 32)
+RANKS = (8, 16, 32, 64)
+ARCHITECTURES: tuple[int | str, ...] = (80, 86, 89, 90, 100, 120, "gfx90a", "gfx942")
+LEAST_KEYS = 4
+Row = dict[str, Any]
+
+
+def sizes(ranks: tuple[int, ...] = RANKS) -> Iterator[tuple[int, int, int]]:
+    """Width, heads and rank; two heads and wide layers first, since they ask for most."""
+    for heads, rank, width in itertools.product(HEADS, ranks, reversed(WIDTHS)):
+        if width // (8 * heads) >= LEAST_KEYS:
+            yield width, heads, rank
+
+
+def sweep(arch: int | str, dtype: str, ranks: tuple[int, ...], known: set[str]) -> Iterator[Row]:
+    """Rows of the kernels whose code is not known yet."""
+    for width, heads, rank in sizes(ranks):
+        for launch in kernels.record_launches(arch, dtype, width, heads, rank):
+            code = code_of(launch, arch)
+            if code not in known:
+                known.add(code)
+                yield {"width": width, "heads": heads, "rank": rank, **measure(launch, arch, dtype), "code": code}
+
+
+def code_of(launch: Launch, arch: int | str) -> str:
+    """A name for what is compiled."""
+    made_of = (launch.kernel.cache_key, arch, launch.signature, launch.constants, launch.divisible, launch.warps, launch.stages)
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
+
+
+def measure(launch: Launch, arch: int | str, dtype: str) -> Row:
+    compiled = kernels.compile_launch(launch, arch)
+    registers, spill = kernels.registers_and_spill(compiled)
+    shared = compiled.metadata.shared
+    allowed = kernels.SPILL_LIMIT if launch.name.startswith("backward") else 0
+    fits = shared <= kernels.SHARED_LIMIT[arch] and spill <= allowed
+    row = {
+        "kernel": launch.name,
+        "arch": arch,
+        "dtype": dtype,
+        "tile": kernels.tile_of(launch.constants),
+        "warps": launch.warps,
+    }
+    return row | {"warps": launch.warps, "registers": registers, "spill": spill, "shared": shared, "fits": fits}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--arch", nargs="+", default=list(ARCHITECTURES), type=lambda x: int(x) if x.isdigit() else x)
+    parser.add_argument("--dtype", nargs="+", default=list(kernels.TYPES))
+    parser.add_argument("--rank", nargs="+", default=list(RANKS), type=int)
+    asked = parser.parse_args()
+    rows = json.loads(asked.file.read_text())["rows"] if asked.file.is_file() else []
+    known = {row["code"] for row in rows}
+    for dtype, arch in itertools.product(asked.dtype, asked.arch):
+        for row in sweep(arch, dtype, tuple(asked.rank), known):
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+            write_json(asked.file, {"provenance": provenance(), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
