@@ -26,6 +26,7 @@ class Counted(NamedTuple):
     outside: int
     mma: int  # of `instructions`, on tensor cores
     loop_macs: float  # multiply-adds of a program in one turn of the loop
+    sync: bool = False  # whether one warp multiplies alone (mma.sync), which newer tensor cores do more slowly
 
 
 def tool(name: str, *arguments: str) -> str:
@@ -47,7 +48,8 @@ def count_nvidia(cubin: bytes, ttgir: str, warps: int) -> Counted:
     macs = warps * sum(map(tensor_macs, body)) + (gen5_macs(ttgir) if any(map(is_gen5, body)) else 0)
     inside = instructions(body)
     mma = sum(tensor_macs(line) > 0 or is_gen5(line) for line in body)
-    return Counted(int(numbers[1]), int(numbers[2]), inside, instructions(everything) - inside, mma, macs)
+    sync = any("HMMA." in line and tensor_macs(line) > 0 for line in body if "HGMMA" not in line)
+    return Counted(int(numbers[1]), int(numbers[2]), inside, instructions(everything) - inside, mma, macs, sync)
 
 
 def count_amd(code: str) -> Counted:

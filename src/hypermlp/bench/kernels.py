@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,8 +98,8 @@ def in_own_process(module: str, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
-def problems(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What breaks a promise: kernels that do not compile, spills, shared memory, wasted products."""
+def problems(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What breaks a promise: kernels that do not compile, shared memory; for NVIDIA's also spills and wasted products."""
     found = []
     for row in rows:
         where = f"{row['kernel']} {architecture_name(row['arch'])} {row['dtype']}"
@@ -107,7 +107,7 @@ def problems(rows: Sequence[dict[str, Any]]) -> list[str]:
             found.append(f"{where}: does not compile: {row['failure']}")
             continue
         allowed = SPILL_LIMIT if row["kernel"].startswith("backward") else 0
-        if row["spill"] > allowed:
+        if row["arch"] not in AMD and row["spill"] > allowed:
             found.append(f"{where}: spills {row['spill']} B, allowed are {allowed}")
         if row["shared"] > SHARED_LIMIT[row["arch"]]:
             found.append(f"{where}: needs {row['shared']} B of shared memory, there are {SHARED_LIMIT[row['arch']]}")
@@ -125,7 +125,7 @@ BACKWARD = {
 FLASH_FORWARD, FLASH_BACKWARD = 2 * WIDTH, 5 * WIDTH  # multiply-adds per pair of softmax attention, all heads
 
 
-def against_flash(rows: Sequence[dict[str, Any]], arch: int, dtype: str = "bfloat16") -> dict[str, float] | None:
+def against_flash(rows: Sequence[Mapping[str, Any]], arch: int, dtype: str = "bfloat16") -> dict[str, float] | None:
     """Multiply-adds of the compiled code by FlashAttention's, forward and backward; None where they were not all counted."""
     found = {row["kernel"]: row.get("macs", 0) for row in rows if row["arch"] == arch and row["dtype"] == dtype}
     if not all(found.get(name) for name in (*FORWARD, *BACKWARD)):
@@ -139,7 +139,7 @@ def against_flash(rows: Sequence[dict[str, Any]], arch: int, dtype: str = "bfloa
 
 # In the process that compiles.
 
-See = Callable[[Launch, dict[str, Any]], None]
+See = Callable[[Launch, dict[str, Any]], object]
 
 
 @contextmanager
@@ -264,7 +264,7 @@ def measure(launch: Launch, arch: int, dtype: str) -> dict[str, Any]:
     return {
         **row, "registers": counted.registers, "spill": counted.spill, "shared": compiled.metadata.shared,
         "tensor_memory": getattr(compiled.metadata, "tmem_size", 0), "instructions": counted.instructions,
-        "outside": counted.outside, "mma": counted.mma, "macs": counted.loop_macs / (M * N),
+        "outside": counted.outside, "mma": counted.mma, "macs": counted.loop_macs / (M * N), "sync": counted.sync,
     }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ some time of its own. FlashAttention-2 goes through the same model with its own 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -19,12 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hypermlp.bench.kernels import HEADS, RANK, WIDTH, Launch, in_own_process, kept_measure, observed
+from hypermlp.bench.kernels import HEADS, RANK, WIDTH, Launch, kept_measure, observed
 from hypermlp.bench.processors import FULL, occupancy, schedule
 from hypermlp.bench.work import Touch, Work, work_of
 
 ASSUMPTIONS = (
-    "instructions, multiply-adds, registers and shared memory are those of the compiled code; grids and tables those of the launches",
+    "instructions, multiply-adds, registers and shared memory are those of the compiled code, grids and tables of launches",
     "an SM's four schedulers issue one instruction per clock each; 0.9 of the issue clocks are not hidden behind tensor cores",
     f"that holds from {FULL} warps on an SM on (two per scheduler, as FlashAttention-2 has); with fewer, in proportion less",
     "tensor cores reach the published dense bfloat16 rate; mma.sync on Hopper 0.62 of it (arXiv 2402.13499), wgmma all",
@@ -32,15 +31,17 @@ ASSUMPTIONS = (
     "a launch takes at least its bytes at the rate of the L2 cache, and what misses it at 0.8 of the memory's rate",
     "the L2 cache keeps what was used last (least recently used, whole parts of tensors)",
     "L2: 5.0 TB/s on L40S and A100, 5.6 TB/s on H100: what microbenchmarks reach on chips of these kinds, not published rates",
-    "a launch costs 2 microseconds on the GPU, and 9 on the host (Triton's dispatch as published: 6 to 9), which work in parallel",
+    "a launch costs 2 microseconds on the GPU, and 9 on the host (Triton's dispatch alone as reported in its community: "
+    "6 to 9), which work in parallel; our own Python between launches is not counted",
     "operations of torch between the kernels move their operands once",
     "matrix products of projections and of the MLP reach 0.7 of the published rate; a training step does them three times",
-    "FlashAttention-2: 482 instructions and 64 MMA per warp and tile of 128 × 64 with 8 warps forward; backward 2.5 times that",
+    "FlashAttention-2: 482 instructions and 64 MMA per warp and tile of 128 × 64 with 8 warps forward, as a small kernel has, "
+    "compiled for sm_89; 166 registers, 600 instructions outside of its loop; backward 2.5 times that; longest programs first",
     "clocks are boost clocks: power limits are not modelled",
 )
-ISSUE_SHARE, MEMORY_SHARE, PRODUCT_SHARE, SYNC_SHARE = 0.9, 0.8, 0.7, 0.62
+ISSUE_SHARE, MEMORY_SHARE, SYNC_SHARE = 0.9, 0.8, 0.62
+BACKWARD_FACTOR = 2.5  # FlashAttention's backward by its forward: five products against two
 GAP, HOST = 2e-6, 9e-6  # seconds per launch, on the GPU and on the host
-SHAPES = ((8, 1024), (1, 16384))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +68,6 @@ DEVICES = (
     Device(name="A100", arch=80, sms=108, clock=1.41, tflops=312, memory=2039, l2=5000, l2_bytes=40 << 20),
     Device(name="H100", arch=90, sms=132, clock=1.83, tflops=989, memory=3350, l2=5600, l2_bytes=50 << 20),
 )
-PAPER = {"forward_ms": 39.5, "training_ms": 119.0, "flash_forward_ms": 30.0, "flash_training_ms": 88.0}  # Table 5
-TARGETS = {"forward_ms": 34.0, "training_ms": 102.0, "long_ratio": 1.5}
 
 
 class Cache:
@@ -92,7 +91,7 @@ class Cache:
 
 
 class Cost(NamedTuple):
-    """Seconds of one launch by what bounds it. busy: what its work would take if all SMs shared it evenly."""
+    """Seconds of one launch by what may bound it; tensor and issue if all SMs shared its work evenly, grid as they do."""
 
     kernel: str
     programs: int
@@ -124,8 +123,8 @@ class Cost(NamedTuple):
 def cost_of(row: Mapping[str, Any], work: Work, device: Device, cache: Cache) -> Cost:
     """One launch of a compiled kernel."""
     M, N = row["tile"]
-    sync = SYNC_SHARE if row["arch"] == 90 and row.get("sync", False) else 1.0
-    tensor = row["macs"] * M * N / (device.macs_per_clock * sync)
+    slower = SYNC_SHARE if row["sync"] and row["arch"] == 90 else 1.0
+    tensor = row["macs"] * M * N / (device.macs_per_clock * slower)
     issue = (row["instructions"] - row["mma"]) * row["warps"] / 4
     outside = row["outside"] * row["warps"] / 4
     clocks = work.turns * (tensor + ISSUE_SHARE * issue) + ISSUE_SHARE * outside
@@ -138,6 +137,12 @@ def cost_of(row: Mapping[str, Any], work: Work, device: Device, cache: Cache) ->
         schedule(clocks.tolist(), row["warps"], fit, device.sms) / frequency,
         work.moved / (device.l2 * 1e9), cache.use(work.touched) / (MEMORY_SHARE * device.memory * 1e9),
     )  # fmt: skip
+
+
+def moving(name: str, touched: Sequence[Touch], device: Device, cache: Cache) -> Cost:
+    """A launch that only moves bytes."""
+    moved = sum(part.size for part in touched)
+    return Cost(name, 1, 0, 0, 0, moved / (device.l2 * 1e9), cache.use(touched) / (MEMORY_SHARE * device.memory * 1e9))
 
 
 def seconds(costs: Sequence[Cost]) -> float:
@@ -169,19 +174,16 @@ def operator_costs(device: Device, batch: int, time: int, width: int = WIDTH, he
         costs.append(cost_of(row, work_of(one.kernel.__name__, one.grid, arguments, one.constants), device, cache))
 
     class TorchCosts(TorchDispatchMode):
-        """Operations of torch that touch memory: one launch each, bound by their bytes."""
+        """Operations of torch on floating-point tensors: one launch each, bound by their bytes."""
 
         def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = op(*args, **(kwargs or {}))
-            if op.is_view or "empty" in op.__name__ or not isinstance(result, torch.Tensor) or result.dtype.is_signed is False:
-                return result
-            tensors = [x for x in (*args, result) if isinstance(x, torch.Tensor) and x.is_floating_point()]
-            if tensors and tensors[-1] is result and (len(tensors) > 1 or "zeros" in op.__name__ or "full" in op.__name__):
-                held.append(tensors)
-                parts = [Touch((x.data_ptr(),), x.numel() * x.element_size(), x is not result, x is result) for x in tensors]
-                moved = sum(part.size for part in parts)
-                memory = cache.use(parts) / (MEMORY_SHARE * device.memory * 1e9)
-                costs.append(Cost("torch", 1, 0, 0, 0, moved / (device.l2 * 1e9), memory))
+            if isinstance(result, torch.Tensor) and result.is_floating_point() and not op.is_view and "empty" not in str(op):
+                tensors = [x for x in args if isinstance(x, torch.Tensor) and x is not result]
+                held.append((tensors, result))
+                parts = [Touch((x.data_ptr(),), float(x.nbytes), True, False) for x in tensors]
+                parts.append(Touch((result.data_ptr(),), float(result.nbytes), False, True))
+                costs.append(moving("torch", parts, device, cache))
             return result
 
     found = {}
@@ -196,37 +198,29 @@ def operator_costs(device: Device, batch: int, time: int, width: int = WIDTH, he
 
 # FlashAttention-2.
 
-FLASH = {"kernel": "flash", "tile": [128, 64], "warps": 8, "instructions": 482, "outside": 600, "mma": 64, "macs": 128.0,
-         "registers": 166, "shared": 32 << 10, "sync": True}  # fmt: skip
+FLASH: dict[str, Any] = {
+    "kernel": "flash", "tile": [128, 64], "warps": 8, "instructions": 482, "outside": 600, "mma": 64, "macs": 128.0,
+    "registers": 166, "shared": 32 << 10, "sync": True,
+}  # fmt: skip
 
 
 def flash_costs(device: Device, batch: int, time: int, phase: str, heads: int = 12) -> list[Cost]:
-    """By the same model, twelve heads of 64; the backward walks from each block of 128 slots over the rows after it."""
+    """By the same model, twelve heads of 64: a program per block of 128 rows, or of 128 slots in the backward."""
     M, N = FLASH["tile"]
-    size = batch * time * WIDTH * 2.0
-    blocks = -(-time // M)
-    turns = np.minimum(-(-time // N), -(-(np.arange(blocks) + 1) * M // N))  # as rows look back, or slots are looked back on
-    row: dict[str, Any] = {**FLASH, "arch": device.arch}
-    tensors = 4 if phase == "forward" else 8
-    if phase == "backward":
-        row |= {name: 2.5 * row[name] for name in ("instructions", "mma", "macs")}
-    # The heaviest blocks first, as every scheduling of causal attention has them.
-    every = np.tile(turns[::-1], batch * heads)
-    moved = float(every.sum()) * 2 * N * (WIDTH // heads) * 2 * (1 if phase == "forward" else 2)
-    touched = [Touch((n,), size, n < tensors - 1, n >= tensors - 1) for n in range(tensors)]
+    blocks, size = -(-time // M), batch * time * WIDTH * 2.0
+    turns = np.minimum(-(-time // N), (np.arange(blocks) + 1) * M // N)[::-1]  # the longest first
+    every = np.tile(turns, batch * heads)
+    row = FLASH | {"arch": device.arch}
+    tensors, passes = (4, 1.0) if phase == "forward" else (8, BACKWARD_FACTOR)
+    row |= {name: passes * row[name] for name in ("instructions", "mma", "macs")}
+    moved = float(every.sum()) * passes * 2 * N * (WIDTH // heads) * 2
+    parts = [Touch((n,), size, n < tensors - 1, n == tensors - 1) for n in range(tensors)]
     cache = Cache(device.l2_bytes)
-    main = cost_of(row, Work(every, moved, touched), device, cache)
-    rows = Cost("flash rows", 1, 0, 0, 0, 2 * size / (device.l2 * 1e9), 0)
-    return [main] if phase == "forward" else [rows, main, rows]  # do·o before, the rounding of dq after
-
-
-def products_seconds(device: Device, batch: int, time: int, depth: int, vocabulary: int, hyper: bool) -> float:
-    """One forward of everything but the mixing in a GPT of this width: matrix products, and bytes of what is elementwise."""
-    C, tokens = WIDTH, batch * time
-    attention = (C // 4) * 3 * C + 3 * C * C + C * 6 * 16 if hyper else 4 * C * C  # q, k, gate; v, o, gate; controls
-    products = 2 * tokens * (depth * (attention + 8 * C * C) + C * vocabulary)
-    passes = (26 if hyper else 18) * 2 * C * tokens * depth + 6 * 2 * vocabulary * tokens
-    return products / (PRODUCT_SHARE * device.tflops * 1e12) + passes / (MEMORY_SHARE * device.memory * 1e9)
+    cost = cost_of(row, Work(every, max(moved, tensors * size), parts), device, cache)
+    if phase == "forward":
+        return [cost]
+    before, after = (moving("flash rows", parts[:2], device, cache) for _ in range(2))  # Σ do·o per row; dq rounded
+    return [before, cost, after]
 
 
 def summary(costs: Sequence[Cost]) -> list[dict[str, Any]]:
@@ -249,10 +243,13 @@ def summary(costs: Sequence[Cost]) -> list[dict[str, Any]]:
 
 
 def print_summary(device: Device, batch: int, time: int) -> None:
+    """Per kernel, in milliseconds; `tensor` and `issue` as if all SMs shared the work evenly, `grid` as they do."""
     for phase, costs in operator_costs(device, batch, time).items():
         flash = seconds(flash_costs(device, batch, time, phase))
-        print(f"{device.name} {phase} {batch}×{time}: {1e3 * seconds(costs):.3f} ms PREDICTED, "
-              f"FlashAttention-2 {1e3 * flash:.3f}; {len(costs)} launches, host {1e3 * HOST * len(costs):.3f} ms")  # fmt: skip
+        print(
+            f"{device.name} {phase} {batch}×{time}: {1e3 * seconds(costs):.3f} ms PREDICTED, "
+            f"FlashAttention-2 {1e3 * flash:.3f}; {len(costs)} launches, host {1e3 * HOST * len(costs):.3f} ms"
+        )
         heads = "kernel", "ms", "launches", "programs", "tensor", "issue", "grid", "L2", "DRAM", "bound"
         print("{:20}{:>9}{:>9}  {:>11}{:>8}{:>8}{:>8}{:>8}{:>8}  {}".format(*heads))
         for r in summary(costs):
@@ -263,8 +260,7 @@ def print_summary(device: Device, batch: int, time: int) -> None:
 
 def main() -> None:
     batch, time, arch = (int(x) for x in sys.argv[1:4])
-    device = next(d for d in DEVICES if d.arch == arch)
-    print_summary(device, batch, time)
+    print_summary(next(d for d in DEVICES if d.arch == arch), batch, time)
 
 
 if __name__ == "__main__":
