@@ -1,4 +1,4 @@
-"""Writes what was measured into README.md and docs/ (design, efficiency, gpu, reproduction, tasks, training), and draws pictures.
+"""Writes what was measured into README.md and docs/ (design, efficiency, gpu, reproduction, tasks, training), and pictures.
 
 python docs/make_results.py
 """

@@ -86,7 +86,7 @@ def verdicts(predicted: Sequence[Mapping[str, Any]]) -> list[Verdict]:
     ]
     long = "training {}×{}".format(*SHAPES[1])
     return found + [
-        Verdict(f"{long}, {r['device']}, by FlashAttention-2", r[long]["ratio"], TARGETS["long_ratio"]) for r in predicted
+        Verdict(f"{long} by FlashAttention-2, {r['device']}", r[long]["ratio"], TARGETS["long_ratio"]) for r in predicted
     ]
 
 

@@ -52,7 +52,7 @@ def work_of(function: str, grid: tuple[int, ...], arguments: Known, constants: K
     known, full = {**arguments, **constants}, (*grid, 1, 1)[:3]
     turns = turns_of(function, full, known)
     touched = touches(function, full, known)
-    size = next(x.element_size() for x in arguments.values() if hasattr(x, "element_size"))
+    size = min(x.element_size() for x in arguments.values() if hasattr(x, "element_size") and x.is_floating_point())
     moved = float(turns.sum()) * bytes_per_turn(function, known, size)
     return Work(turns, max(moved, sum((part.read + part.written) * part.size for part in touched)), touched)
 

@@ -106,8 +106,9 @@ def targets_text(predicted: Sequence[Row]) -> list[str]:
     lines = [
         f"The paper's Table 5 has, measured on an L40S, {p['forward_ms']} and {p['training_ms']:.0f} ms for HyperGLU and "
         f"{p['flash_forward_ms']} and {p['flash_training_ms']} ms for FlashAttention.",
-        f"The model knows nothing of that machine's overheads: the paper's FlashAttention row takes {factors['forward_ms']:.2f} and "
-        f"{factors['training_ms']:.2f} times what it predicts. Table 5's row is scaled by that.",
+        "The model knows nothing of that machine's overheads: the paper's FlashAttention row takes "
+        f"{factors['forward_ms']:.2f} and {factors['training_ms']:.2f} times what it predicts. In the targets, Table 5's "
+        "row is scaled by that.",
         "",
         "| target | predicted | limit | |",
         "| --- | --- | --- | --- |",
