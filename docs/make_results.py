@@ -1,4 +1,4 @@
-"""Writes what was measured into README.md and docs/ (design, efficiency, reproduction, tasks, training), and draws pictures.
+"""Writes what was measured into README.md and docs/ (design, efficiency, gpu, reproduction, tasks, training), and pictures.
 
 python docs/make_results.py
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hypermlp.report import bench_tables, evidence, table5, task_document
+from hypermlp.report import bench_tables, evidence, gpu, table5, task_document
 from hypermlp.report.folders import read_studies
 from hypermlp.report.markdown import fill
 from hypermlp.report.style import save
@@ -40,6 +40,8 @@ def main() -> None:
     write(DOCS / "tasks.md", task_document.document_blocks(studies))
 
     write(DOCS / "design.md", {"steps": bench_tables.steps_markdown(read_steps(ROOT / "results" / "bench" / "steps"))})
+
+    write(DOCS / "gpu.md", gpu.document_blocks(json.loads((ROOT / "results" / "bench" / "kernels.json").read_text())))
 
     (rates,) = read_studies(ROOT / "results" / "rates")
     write(DOCS / "training.md", {"rates": rates_markdown(rates)})

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from helpers import Problem, make_mixing, make_problem, randn
-from hypermlp.ops import reference
+from hypermlp.bench.parity import flips
 from hypermlp.ops.triton import tiles
 
 SINGLE, HALF = 1e-6, 6e-3  # relative rms error against float64: float32, bfloat16
@@ -106,30 +106,6 @@ def errors(problem: Problem, dtype: torch.dtype, impl: str = "triton") -> dict[s
         d_o = torch.where(flips(rounded).any(-1).transpose(1, 2)[..., None], 0, d_o)
     found, expected = run(rounded, impl, d_o), run(rounded.to(torch.float64), "dense", d_o)
     return {name: rms(value, expected[name]) for name, value in found.items()}
-
-
-def flips(problem: Problem) -> Tensor:
-    """Which gates (B H T N) have another sign if scores and factors are rounded to bfloat16 as the kernels do it."""
-    exact, rounded = gates(problem, lambda x: x), gates(problem, lambda x: x.float().bfloat16().double())
-    doubtful = rounded.abs() < 1e-3 * rounded.abs().amax(-1, keepdim=True)
-    return ((exact > 0) != (rounded > 0)) | (doubtful & (exact != 0))
-
-
-def gates(problem: Problem, rounding: object) -> Tensor:
-    p = problem.to(torch.float64)
-    layout = reference.make_layout(p.q.shape[0], p.q.shape[1], p.k.shape[1], p.spec, p.spans, p.q.device)
-    H = p.v.shape[2]
-    z = torch.einsum("btgk,bsgk->bgts", p.q[:, :, :H], p.k[:, :, :H])
-    z = z.gather(3, layout.slot.clamp(min=0)[:, None].expand(*z.shape[:3], -1))
-    z = rounding(torch.where(layout.exists, z, 0))
-    if p.routing is None:
-        return z
-    A, B = (rounding(x[:H, layout.lag[0]]) for x in (p.routing.A, p.routing.B))
-    us = rounding(torch.einsum("bhtn,hnr->bhtr", z, A) * p.routing.control[:, :, :H].transpose(1, 2))
-    h = torch.einsum("bhtr,hnr->bhtn", us, B)
-    D = p.routing.baseline()
-    h = h if D is None else h + z * D[:H, layout.lag[0]][None, :, None]
-    return torch.where(layout.exists, h, 0)
 
 
 def assert_parity(problem: Problem, dtype: torch.dtype = torch.float32) -> None:

@@ -1,19 +1,23 @@
-"""What can be tested of the GPU commands without a GPU: counting in compiled code, promises, tuning, the cost model."""
+"""What can be tested of the GPU commands without a GPU: counting in compiled code, promises, tuning; the document's tables."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from hypermlp.bench import gpu, kernels, roofline
+from hypermlp.bench import assembly, gpu, kernels
 from hypermlp.bench.layer import Shape
+from hypermlp.bench.processors import SM_LIMITS
 from hypermlp.errors import RunError
-from hypermlp.report.gpu import markdown, predicted_markdown
+from hypermlp.report.gpu import document_blocks, markdown
+from hypermlp.report.markdown import fill
 
+PROMISED = set(kernels.ARCHITECTURES) - set(kernels.AMD)
 CODE = """
 .L_x_1:
         HMMA.16816.F32.BF16 R4, R8, R10, R4 ;
@@ -24,6 +28,39 @@ CODE = """
         FADD R1, R2, R3 ;
         @P0 BRA `(.L_x_2) ;
 """
+BLACKWELL = """
+.L_x_1:
+        UTCHMMA gdesc[UR32], gdesc[UR16], tmem[UR45], tmem[UR52], idesc[UR53], !UPT ;
+        UTCHMMA tmem[UR49], gdesc[UR38], tmem[UR18], tmem[UR32], idesc[UR33], UP0 ;
+        @P0 BRA `(.L_x_1) ;
+.L_x_2:
+        FADD R1, R2, R3 ;
+        FADD R1, R2, R3 ;
+        FADD R1, R2, R3 ;
+        @P0 BRA `(.L_x_2) ;
+        EXIT ;
+.L_x_3:
+        BRA `(.L_x_3);
+        NOP;
+"""
+TTGIR = """
+    ttng.tc_gen5_mma %a, %b, %c : !ttg.memdesc<64x16xbf16, #s, #smem>, !ttg.memdesc<16x16xbf16, #s, #smem>, !x loc(#l)
+    %2 = scf.for %n = %c0 to %q step %c1 -> (i32)  : i32 {
+      ttng.tc_gen5_mma %a, %b, %c : !ttg.memdesc<64x32xbf16, #s, #smem>, !ttg.memdesc<32x32xbf16, #s, #smem>, !x loc(#l)
+      ttng.tc_gen5_mma %a, %b, %c : !ttg.memdesc<64x32xbf16, #t, #tmem>, !ttg.memdesc<32x16xbf16, #s, #smem>, !x loc(#l)
+    } loc(#l)
+    scf.for %n = %c0 to %q step %c1  : i32 {
+      ttng.tc_gen5_mma %a, %b, %c : !ttg.memdesc<16x16xbf16, #s, #smem>, !ttg.memdesc<16x16xbf16, #s, #smem>, !x loc(#l)
+    } loc(#l)
+"""
+AMD = """
+	v_mfma_f32_32x32x8_bf16 v[0:15], v[20:21], v[22:23], v[0:15]
+	v_add_f32 v1, v2, v3
+	s_endpgm
+    .private_segment_fixed_size: 24
+    .sgpr_count:     50
+    .vgpr_count:     230
+"""
 NEEDED = {
     "forward_u": 128, "forward_y": 144, "forward_w": 144, "forward_v": 128, "backward_dw": 400, "backward_h": 192,
     "backward_parameters": 32, "backward_dz": 16, "backward_q": 48, "backward_k": 48, "backward_v": 128,
@@ -32,13 +69,61 @@ NEEDED = {
 
 def made_up(arch: int) -> list[dict]:
     same = {"arch": arch, "dtype": "bfloat16", "tile": [64, 32], "warps": 4, "spill": 0, "shared": 1000, "registers": 100}
+    same |= {"outside": 300, "tensor_memory": 0, "sync": False}
     return [{"kernel": k, **same, "instructions": 500, "mma": n // 4, "macs": n, "analytic": n} for k, n in NEEDED.items()]
 
 
 def test_products_are_counted_in_the_hot_loop() -> None:
-    body = kernels.hot_loop(CODE)
-    assert sum(map(kernels.tensor_macs, body)) == 2048 + 1024
-    assert kernels.tensor_macs("HGMMA.64x32x16.F32.BF16 R24, gdesc[UR8] ;") == 64 * 32 * 16 / 4
+    body = assembly.hot_loop(CODE)
+    assert sum(map(assembly.tensor_macs, body)) == 2048 + 1024
+    assert assembly.tensor_macs("HGMMA.64x32x16.F32.BF16 R24, gdesc[UR8] ;") == 64 * 32 * 16 / 4
+
+
+def test_products_of_blackwell_are_counted_by_their_types() -> None:
+    """The machine code names no shape. A loop with such products is hotter than a longer one without; padding is no loop."""
+    body = assembly.hot_loop(BLACKWELL)
+    assert sum(map(assembly.is_gen5, body)) == 2
+    assert sum(map(assembly.tensor_macs, body)) == 0
+    assert assembly.instructions(assembly.before_padding(BLACKWELL)) == 8
+    assert assembly.gen5_macs(TTGIR) == 64 * 32 * 32 + 64 * 32 * 16
+    assert assembly.hot_loop(".L_x_0:\n BRA `(.L_x_0);") == []
+
+
+def test_registers_of_amd() -> None:
+    found = assembly.count_amd(AMD)
+    assert (found.registers, found.spill, found.mma, found.outside) == (230, 24, 1, 3)
+
+
+def test_limits_of_every_architecture() -> None:
+    """A block may ask for what an SM has, but for the KiB that it costs."""
+    assert set(kernels.SHARED_LIMIT) == set(kernels.ARCHITECTURES)
+    assert set(SM_LIMITS) == set(kernels.ARCHITECTURES) - set(kernels.AMD)
+    for arch, limits in SM_LIMITS.items():
+        assert kernels.SHARED_LIMIT[arch] == limits.shared - 1024
+
+
+A_LAUNCH = kernels.Launch("forward_u", None, {}, {"M": 64, "N": 32, "K1": 32, "RP": 16}, (), 4, 2, (1,))
+
+
+def test_a_kernel_that_does_not_compile_is_a_row_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(launch: kernels.Launch, arch: int) -> None:
+        raise ValueError("\nno such register\nsome more")
+
+    monkeypatch.setattr(kernels, "compile_launch", broken)
+    row = kernels.measure(A_LAUNCH, 942, "bfloat16")
+    assert row["failure"] == "no such register"
+    assert kernels.problems([row]) == ["forward_u gfx942 bfloat16: does not compile: no such register"]
+    assert "does not compile" in markdown([*made_up(89), row])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_compiler_that_ends_the_process_is_such_a_row_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(launch: kernels.Launch, arch: int, dtype: str) -> None:
+        os.write(2, b"error: couldn't allocate output register\n")
+        os._exit(1)
+
+    monkeypatch.setattr(kernels, "kept_measure", dies)
+    assert kernels.guarded_measure(A_LAUNCH, 942, "bfloat16")["failure"] == "error: couldn't allocate output register"
 
 
 def test_what_the_algorithm_needs() -> None:
@@ -46,6 +131,7 @@ def test_what_the_algorithm_needs() -> None:
     for name in ("forward_u", "forward_y", "forward_w", "forward_v", "backward_dw", "backward_h", "backward_v"):
         assert kernels.macs(name, c) == NEEDED[name]
     share = kernels.against_flash(made_up(89), 89)
+    assert share is not None
     assert share["forward"] <= 1.06
     assert share["backward"] <= 0.75
 
@@ -79,25 +165,17 @@ def test_tuning_keeps_the_fastest_that_compiles() -> None:
         gpu.tune(lambda tiles, phase: None)
 
 
-def test_the_cost_model_and_its_tables() -> None:
-    rows = [row for arch in kernels.ARCHITECTURES for row in made_up(arch)]
-    predicted = roofline.predict(rows)
-    assert [row["device"] for row in predicted] == ["L40S", "A100", "H100"]
-    for row in predicted:
-        assert row["predicted"]
-        assert row["hyperglu model"]["training_ms"] > 2 * row["hyperglu model"]["forward_ms"]
-    assert roofline.pairs_of(1, 64, 64, 32) == 64 * 64
-    assert "| forward_u, bfloat16 | 64×32, 4 |" in markdown(rows)
-    assert "39.5 and 119" in predicted_markdown(predicted)
-
-
 def test_the_document_prints_what_the_program_wrote() -> None:
     root = Path(__file__).parents[2]
     record = json.loads((root / "results" / "bench" / "kernels.json").read_text())
-    assert kernels.problems(record["rows"]) == []
-    text = (root / "docs" / "gpu.md").read_text()
-    assert markdown(record["rows"]) in text
-    assert predicted_markdown(record["predicted"]) in text
+    document, blocks = (root / "docs" / "gpu.md").read_text(), document_blocks(record)
+    assert all(f"<!-- {name} -->" in document for name in blocks)
+    assert fill(document, blocks) == document, "python docs/make_results.py writes the tables anew"
+
+
+def test_what_was_recorded_keeps_the_promises_of_nvidia() -> None:
+    record = json.loads((Path(__file__).parents[2] / "results" / "bench" / "kernels.json").read_text())
+    assert kernels.problems([row for row in record["rows"] if row["arch"] in PROMISED]) == []
 
 
 def test_the_models_that_a_gpu_times_learn_on_any_device() -> None:

@@ -1,13 +1,13 @@
 """`hypermlp bench gpu` and `hypermlp bench tune`: what only a machine with a GPU can tell.
 
-Parity with the reference first; nothing is timed where it fails. Times are medians of CUDA events after warming up, the
-contestants in turns.
+Parity with the reference first (`parity.py`): values and all gradients; nothing is timed where one is wrong. Times are medians
+of CUDA events after warming up, the contestants in turns.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.bench import model
+from hypermlp.bench import model, parity
 from hypermlp.bench.contestants import BASELINE, Case, build, reason_to_leave_out
 from hypermlp.bench.layer import Shape
 from hypermlp.config import HyperGLUConfig
@@ -28,8 +28,6 @@ from hypermlp.models.lm import published_inner
 SHAPES = ((8, 1024, 768), (1, 4096, 768), (1, 16384, 768))
 MODEL = model.language(Shape(8, 1024, 768), depth=12, vocabulary=50304)  # GPT-2 small, as in the paper's efficiency table
 DECODE = ((1, 4096), (8, 4096), (1, 32768))
-PARITY = ((1, 64), (17, 64), (130, 256), (257, 100))  # tokens, block_size
-BOUND = {torch.bfloat16: 1e-2, torch.float16: 1e-2}
 CANDIDATES = {
     "forward_u": [(64, 32), (64, 64), (32, 32)],
     "forward_y": [(64, 32), (64, 64), (32, 32)],
@@ -59,38 +57,6 @@ def milliseconds(task: Callable[[], object], rounds: int) -> list[float]:
         if number >= 0:
             times.append(begin.elapsed_time(end))
     return times
-
-
-def parity(tell: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Relative errors of a layer, output and gradients, against the dense implementation in float64."""
-    rows = []
-    for dtype, bound in BOUND.items():
-        for tokens, length in PARITY:
-            tell(f"parity: {tokens} tokens, block_size {length}, {dtype}")
-            torch.manual_seed(0)
-            layer = HyperGLU(HyperGLUConfig(n_embd=768, n_head=2, block_size=length)).cuda().to(dtype)
-            x = torch.randn(2, tokens, 768, device="cuda", dtype=dtype)
-            exact = HyperGLU(layer.config).cuda().double()
-            exact.load_state_dict(layer.state_dict())
-            found, expected = run_once(layer, x, "triton"), run_once(exact, x.double(), "dense")
-            errors = {
-                name: float((found[name].double() - y).norm() / y.norm().clamp(min=1e-30)) for name, y in expected.items()
-            }
-            worst = max(errors, key=lambda name: errors[name])
-            row = {"part": "parity", "dtype": str(dtype), "tokens": tokens, "block_size": length, "y": errors["y"]}
-            rows.append({**row, "worst": worst, "worst_error": errors[worst]})
-            if not errors["y"] < bound:
-                raise RunError(f"the kernels are wrong on this GPU: {row}; please report it with `hypermlp info`")
-    return rows
-
-
-def run_once(layer: HyperGLU, x: Tensor, impl: str) -> dict[str, Tensor]:
-    x = x.detach().requires_grad_()
-    y = layer(x, impl=impl)
-    grads = torch.autograd.grad(y, [x, *layer.parameters()], torch.ones_like(y))
-    return {"y": y.detach(), "dx": grads[0]} | {
-        name: g for (name, _), g in zip(layer.named_parameters(), grads[1:], strict=True)
-    }
 
 
 def layers(rounds: int, against: str | None, tell: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -198,12 +164,13 @@ def run(
     """Parity, layers, models, decoding; one row per comparison."""
     need_gpu("bench gpu")
     rows: list[dict[str, Any]] = []
-    for part in (
-        lambda: parity(tell),
+    parts: tuple[Callable[[], Iterable[dict[str, Any]]], ...] = (
+        lambda: parity.run("triton", "cuda", tell=tell),
         lambda: layers(rounds, against, tell),
         lambda: models(MODEL, rounds, tell),
         lambda: decoding(rounds, tell),
-    ):
+    )
+    for part in parts:
         for row in part():
             rows.append(row)
             done(row)

@@ -22,7 +22,7 @@ from hypermlp.provenance import provenance
 WIDTHS = (256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096)
 HEADS = (2, 4, 8, 16, 32)
 RANKS = (8, 16, 32, 64)
-ARCHITECTURES: tuple[int | str, ...] = (80, 86, 89, 90, 100, 120, "gfx90a", "gfx942")
+ARCHITECTURES = (*kernels.ARCHITECTURES, 910)
 LEAST_KEYS = 4
 Row = dict[str, Any]
 
@@ -34,7 +34,7 @@ def sizes(ranks: tuple[int, ...] = RANKS) -> Iterator[tuple[int, int, int]]:
             yield width, heads, rank
 
 
-def sweep(arch: int | str, dtype: str, ranks: tuple[int, ...], known: set[str]) -> Iterator[Row]:
+def sweep(arch: int, dtype: str, ranks: tuple[int, ...], known: set[str]) -> Iterator[Row]:
     """Rows of the kernels whose code is not known yet."""
     for width, heads, rank in sizes(ranks):
         for launch in kernels.record_launches(arch, dtype, width, heads, rank):
@@ -44,32 +44,22 @@ def sweep(arch: int | str, dtype: str, ranks: tuple[int, ...], known: set[str]) 
                 yield {"width": width, "heads": heads, "rank": rank, **measure(launch, arch, dtype), "code": code}
 
 
-def code_of(launch: Launch, arch: int | str) -> str:
+def code_of(launch: Launch, arch: int) -> str:
     """A name for what is compiled."""
     made_of = (launch.kernel.cache_key, arch, launch.signature, launch.constants, launch.divisible, launch.warps, launch.stages)
     return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
 
 
-def measure(launch: Launch, arch: int | str, dtype: str) -> Row:
-    compiled = kernels.compile_launch(launch, arch)
-    registers, spill = kernels.registers_and_spill(compiled)
-    shared = compiled.metadata.shared
-    allowed = kernels.SPILL_LIMIT if launch.name.startswith("backward") else 0
-    fits = shared <= kernels.SHARED_LIMIT[arch] and spill <= allowed
-    row = {
-        "kernel": launch.name,
-        "arch": arch,
-        "dtype": dtype,
-        "tile": kernels.tile_of(launch.constants),
-        "warps": launch.warps,
-    }
-    return row | {"warps": launch.warps, "registers": registers, "spill": spill, "shared": shared, "fits": fits}
+def measure(launch: Launch, arch: int, dtype: str) -> Row:
+    found = (kernels.guarded_measure if arch in kernels.AMD else kernels.kept_measure)(launch, arch, dtype)
+    names = ("kernel", "arch", "dtype", "tile", "warps", "registers", "spill", "shared", "failure")
+    return {name: found[name] for name in names if name in found} | {"fits": not kernels.misfits(found)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--arch", nargs="+", default=list(ARCHITECTURES), type=lambda x: int(x) if x.isdigit() else x)
+    parser.add_argument("--arch", nargs="+", default=list(ARCHITECTURES), type=int)
     parser.add_argument("--dtype", nargs="+", default=list(kernels.TYPES))
     parser.add_argument("--rank", nargs="+", default=list(RANKS), type=int)
     asked = parser.parse_args()

@@ -19,14 +19,17 @@ from hypermlp.report.terminal import new_console, say, status
 
 @bench.command("kernels")
 def bench_kernels(
-    arch: Annotated[str, typer.Option(help="Compute capabilities to compile for.")] = "80,89,90",
+    arch: Annotated[
+        str, typer.Option(help="Compute capabilities to compile for; 942 is AMD's gfx942.")
+    ] = "80,86,89,90,100,120,942",
     dtype: Annotated[str, typer.Option(help="Types to compile for: bfloat16, float32 or both.")] = "bfloat16,float32",
     out: Annotated[Path, typer.Option(help="Folder for the numbers and tables.")] = Path("runs/bench"),
 ) -> None:
     """Compile every kernel for GPUs, with no GPU: registers, spills, shared memory, multiply-adds; predicted times. Minutes.
 
-    Ends with an error if a forward or decode kernel spills, a backward kernel spills more than 256 bytes, shared memory does
-    not suffice, or tensor cores do more than the algorithm needs.
+    Ends with an error if a kernel does not compile or shared memory does not suffice, and for NVIDIA's if a forward or decode
+    kernel spills, a backward kernel spills more than 256 bytes, or tensor cores do more than the algorithm needs. What is
+    compiled is kept in the cache folder.
     """
     from hypermlp.bench.kernels import SHARED_LIMIT, TYPES
     from hypermlp.checks import choose_from
@@ -87,20 +90,21 @@ def bench_tune(
 
 def run_kernels(console: Console, out: Path, architectures: Sequence[int], types: Sequence[str]) -> list[str]:
     """Compile, count, predict; leaves kernels.json and kernels.md in `out`. Returns what breaks a promise."""
-    from hypermlp.bench import kernels, roofline
+    from hypermlp.bench import kernels, predictions, roofline
     from hypermlp.cli.measure import record_rows
-    from hypermlp.report.gpu import kernel_table, markdown, predicted_markdown, predicted_table
+    from hypermlp.report.gpu import kernel_table, markdown, predicted_markdown, predicted_table, target_table
 
     rows = record_rows(console, out / "kernels.json", kernels.run, architectures, types)
     console.print(kernel_table(rows, console.width))
     text = markdown(rows)
-    if set(architectures) == set(kernels.ARCHITECTURES) and "bfloat16" in types:
-        predicted = roofline.predict(rows)
-        console.print(predicted_table(predicted, console.width))
+    if {device.arch for device in roofline.DEVICES} <= set(architectures) and "bfloat16" in types:
+        with status(console, "predicting"):
+            predicted = predictions.predict()
+        console.print(predicted_table(predicted, console.width), target_table(predicted, console.width))
         record = {"provenance": provenance(), "rows": rows, "predicted": predicted, "assumptions": roofline.ASSUMPTIONS}
         write_json(out / "kernels.json", record)
-        text += "\n" + predicted_markdown(predicted)
-    (out / "kernels.md").write_text(text)
+        text += "\n\n" + predicted_markdown(predicted)
+    (out / "kernels.md").write_text(text + "\n")
     broken = kernels.problems(rows)
     for problem in broken:
         say(console, problem)
