@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hypermlp.bench.kernels import HEADS, RANK, WIDTH, Launch, kept_measure, observed
+from hypermlp.bench.kernels import HEADS, RANK, WIDTH, kept_measure, observed
 from hypermlp.bench.processors import FULL, occupancy, schedule
 from hypermlp.bench.work import Touch, Work, work_of
+from hypermlp.ops.triton.specialise import Launch
 
 ASSUMPTIONS = (
     "instructions, multiply-adds, registers and shared memory are those of the compiled code, grids and tables of launches",

@@ -12,9 +12,10 @@ from hypermlp.ops.triton.blocks import Chunk, Plan, heaviest
 from hypermlp.ops.triton.device import Limits
 
 RESIDENT = 2  # programs that a processor runs at once: registers allow for two of most kernels
-LEAST_TILES = 4  # of a split: each computes up to two more tiles of scores than it uses
+LEAST_TILES = 8  # of a split: each computes up to two more tiles of scores than it uses
 BLOCKS_TOGETHER = 4  # of rows, before more heads share a chunk: the sums of dk and dv are read and written once a chunk
 LEAST_SCRATCH = 32 << 20  # bytes
+CACHE_SHARE = 2  # the scratch takes one part in so many of the L2 cache
 
 
 class Section(NamedTuple):
@@ -38,9 +39,9 @@ def fill(limits: Limits) -> int:
 
 
 def room(limits: Limits, plan: Plan, heads: int, cell_bytes: int) -> Room:
-    """Half of the L2 cache, so that the next kernel finds what one has written, or more where that leaves processors idle."""
+    """A share of the L2 cache, where the next kernel finds what one has written; more where that leaves processors idle."""
     wave = fill(limits) * LEAST_TILES * plan.M * plan.N
-    cells = max(max(LEAST_SCRATCH, limits.cache_bytes // 2) // cell_bytes, wave)
+    cells = max(max(LEAST_SCRATCH, limits.cache_bytes // CACHE_SHARE) // cell_bytes, wave)
     together = max(1, min(heads, cells // max(1, BLOCKS_TOGETHER * heaviest(plan))))
     return Room(together, cells // together)
 
@@ -54,12 +55,12 @@ def sections(chunks: Iterable[Chunk], heads: int, together: int) -> Iterator[Sec
 
 
 def split(limits: Limits, part: Chunk, programs: int, wider: int = 1) -> tuple[int, int]:
-    """Tiles that each program walks over, and splits of a block's slots: one where there are programs enough.
+    """Tiles that each program walks over, and splits of a block's slots: one where no block is much more than a fair share.
 
     programs: that share a block of rows for other reasons, its heads for one. wider: a tile holds so many of the plan's.
     """
     most, tiles = -(-part.most_tiles // wider), -(-part.all_tiles // wider)
-    if part.blocks * programs >= fill(limits) or most <= LEAST_TILES:
+    if most <= max(LEAST_TILES, 3 * tiles * programs // (2 * limits.processors)):
         return max(1, most), 1
     per = max(LEAST_TILES, -(-tiles * programs // fill(limits)))
     return per, -(-most // per)
