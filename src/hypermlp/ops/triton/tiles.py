@@ -70,7 +70,7 @@ def held_keys(dtype: str, rank: int) -> int:
     """Width of keys up to which a program holds the queries of its rows; wider ones are computed in a loop over pieces."""
     if dtype == "float32":
         return 64
-    return 256 if rank < WIDE_RANK else 128
+    return 256 if rank <= 16 else 128
 
 
 def steps_down(kernel: str, arch: int, dtype: str, K: int, rank: int) -> int:
@@ -80,12 +80,12 @@ def steps_down(kernel: str, arch: int, dtype: str, K: int, rank: int) -> int:
     wide = rank >= WIDE_RANK
     if dtype == "float32":
         return int(wide)
-    narrow = K + 2 * rank <= NARROW
+    more, looped = K + 2 * rank > NARROW, held_keys(dtype, rank) < K
     if kernel.startswith("backward"):
-        return (not narrow) + wide
+        return more + (wide or looped)
     if arch // 10 in (9, 10):
         return 0  # products of warp groups need 64 rows, and leave more registers
-    return (not narrow) + (wide and held_keys(dtype, rank) < K)
+    return more + looped
 
 
 def fitted(used: Tile, steps: int) -> Tile:
