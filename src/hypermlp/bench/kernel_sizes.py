@@ -10,7 +10,7 @@ import argparse
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,17 @@ LEAST_KEYS = 4
 Row = dict[str, Any]
 
 
-def sizes(ranks: tuple[int, ...] = RANKS) -> Iterator[tuple[int, int, int]]:
-    """Width, heads and rank; two heads and wide layers first, since they ask for most."""
-    for heads, rank, width in itertools.product(HEADS, ranks, reversed(WIDTHS)):
-        if width // (8 * heads) >= LEAST_KEYS:
-            yield width, heads, rank
+def sizes(
+    widths: Sequence[int] = WIDTHS, heads: Sequence[int] = HEADS, ranks: Sequence[int] = RANKS
+) -> list[tuple[int, int, int]]:
+    """Width, heads and rank; few heads and wide layers first, since they ask for most."""
+    every = itertools.product(heads, ranks, sorted(widths, reverse=True))
+    return [(width, n, rank) for n, rank, width in every if width // (8 * n) >= LEAST_KEYS]
 
 
-def sweep(arch: int, dtype: str, ranks: tuple[int, ...], known: set[str]) -> Iterator[Row]:
+def sweep(arch: int, dtype: str, wanted: Sequence[tuple[int, int, int]], known: set[str]) -> Iterator[Row]:
     """Rows of the kernels whose code is not known yet."""
-    for width, heads, rank in sizes(ranks):
+    for width, heads, rank in wanted:
         for launch in kernels.record_launches(arch, dtype, width, heads, rank):
             code = code_of(launch, arch)
             if code not in known:
@@ -61,12 +62,13 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--arch", nargs="+", default=list(ARCHITECTURES), type=int)
     parser.add_argument("--dtype", nargs="+", default=list(kernels.TYPES))
-    parser.add_argument("--rank", nargs="+", default=list(RANKS), type=int)
+    for name, values in (("width", WIDTHS), ("heads", HEADS), ("rank", RANKS)):
+        parser.add_argument(f"--{name}", nargs="+", default=values, type=int)
     asked = parser.parse_args()
     rows = json.loads(asked.file.read_text())["rows"] if asked.file.is_file() else []
     known = {row["code"] for row in rows}
     for dtype, arch in itertools.product(asked.dtype, asked.arch):
-        for row in sweep(arch, dtype, tuple(asked.rank), known):
+        for row in sweep(arch, dtype, sizes(asked.width, asked.heads, asked.rank), known):
             print(json.dumps(row), flush=True)
             rows.append(row)
             write_json(asked.file, {"provenance": provenance(), "rows": rows})

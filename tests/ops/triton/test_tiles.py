@@ -61,14 +61,14 @@ def started(where: Device, T: int = 40, **options: Any) -> None:
             run(problem, "triton", randn(*problem.q.shape[:2], *problem.v.shape[2:]))
 
 
-def padded(width: int, heads: int, rank: int) -> int:
-    return sum(launch.key_pieces(width // (8 * heads))) + 2 * max(16, launch.power_of_two(rank))
+def steps(kernel: str, arch: int, dtype: str, width: int, heads: int, rank: int) -> int:
+    return tiles.steps_down(kernel, arch, dtype, width // (8 * heads), max(16, launch.power_of_two(rank)))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_kernels_of_one_scratch_share_rows_and_columns(dtype: str, compiled: None) -> None:
     for arch, size in itertools.product((x for x in ARCHITECTURES if isinstance(x, int)), sizes()):
-        found = [tiles.fitted(tiles.tile(k, arch, dtype), tiles.steps_down(k, arch, dtype, padded(*size))) for k in SHARED]
+        found = [tiles.fitted(tiles.tile(k, arch, dtype), steps(k, arch, dtype, *size)) for k in SHARED]
         assert len({(x.M, x.N, x.warps) for x in found}) == 1, (arch, size, found)
         for used in found:
             assert used.N >= tiles.LEAST
@@ -78,10 +78,10 @@ def test_kernels_of_one_scratch_share_rows_and_columns(dtype: str, compiled: Non
 
 def test_the_default_is_the_table(compiled: None) -> None:
     for dtype, kernel in itertools.product(("bfloat16", "float32"), SHARED):
-        assert tiles.steps_down(kernel, 89, dtype, padded(768, 2, 16)) == 0
-    assert tiles.steps_down("forward_w", 89, "bfloat16", padded(1280, 2, 16)) == 1
-    assert tiles.steps_down("forward_w", 90, "bfloat16", padded(1280, 2, 16)) == 0
-    assert tiles.steps_down("backward_h", 90, "bfloat16", padded(4096, 2, 64)) == 2
+        assert steps(kernel, 89, dtype, 768, 2, 16) == 0
+    assert steps("forward_w", 89, "bfloat16", 1280, 2, 16) == 1
+    assert steps("forward_w", 90, "bfloat16", 1280, 2, 16) == 0
+    assert steps("backward_h", 90, "bfloat16", 4096, 2, 64) == 2
 
 
 def test_smaller_ends_at_the_least() -> None:

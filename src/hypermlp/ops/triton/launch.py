@@ -13,14 +13,13 @@ from hypermlp.ops.triton import forward as kernels
 from hypermlp.ops.triton.blocks import Plan, all_rows, chunk_rows, span_list
 from hypermlp.ops.triton.device import Limits, interpreted
 from hypermlp.ops.triton.products import row_product, row_sum
-from hypermlp.ops.triton.tiles import Tile, fitted, steps_down, tile
+from hypermlp.ops.triton.tiles import Tile, fitted, held_keys, steps_down, tile
 from hypermlp.ops.triton.work import Section, room, sections, split
 from hypermlp.ops.types import Spec
 
 WIDEST = 128  # columns of V in one accumulator
 SUM = Tile(16, 16, 4, 1, "row_sum")  # rows of a program that adds up shares
-HELD_KEYS = 256  # columns of K up to which a program holds its queries
-KEYS = 64  # columns of K in one step of the loop otherwise
+KEYS = 64  # columns of K in one step of a loop
 FAR = 2**31  # elements of a batch entry from which on tables, and what kernels compute from them, have 64 bits
 
 
@@ -29,11 +28,11 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def key_pieces(K: int) -> tuple[int, int]:
-    """K padded to the sum of two powers of two, the second 0 where one is enough; or pieces of KEYS in a loop, and 0."""
+def key_pieces(K: int, held: int) -> tuple[int, int]:
+    """K padded to the sum of two powers of two, the second 0 where one is enough; above `held` pieces of a loop, and 0."""
     first = max(16, power_of_two(K + 1) // 2)
     second = 0 if first >= K else max(16, power_of_two(K - first))
-    return (first, second) if first + second <= HELD_KEYS else (KEYS, 0)
+    return (first, second) if first + second <= held else (KEYS, 0)
 
 
 def value_pieces(V: int) -> tuple[int, int]:
@@ -83,7 +82,7 @@ class Prepared(NamedTuple):
         used = tile(kernel, arch, dtype)
         if interpreted():
             return used
-        steps = steps_down(kernel, arch, dtype, s["K1"] + s["K2"] + 2 * max(s["RP1"], s["RP2"]))
+        steps = steps_down(kernel, arch, dtype, s["K"], max(s["RP1"], s["RP2"]))
         used = fitted(used, steps + fallback.steps(kernel, self.inputs))
         more = kernel == "backward_dw" and s["NV"] > 3  # V in a loop of its own, which loads ahead
         return used._replace(stages=used.stages + more)
@@ -106,12 +105,14 @@ class Prepared(NamedTuple):
     def shape(self) -> dict[str, Any]:
         """Sizes and choices that kernels are compiled for."""
         i, K, V = self.inputs, self.q.shape[3], self.v.shape[3]
-        (K1, K2), (BV, NV) = key_pieces(K), value_pieces(V)
         R1, R2 = (1 if x is None else x.shape[2] for x in (i.left1, i.left2))
+        RP1, RP2 = (max(16, power_of_two(r)) for r in (R1, R2))
+        held = held_keys(dtype_name(product_type(self.q.dtype)), max(RP1, RP2))
+        (K1, K2), (BV, NV) = key_pieces(K, held), value_pieces(V)
         nvidia = device.current.limits(self.device).backend == "cuda"
         return {
             "K": K, "K1": K1, "K2": K2, "V": V, "BV": BV, "NV": NV,
-            "R1": R1, "RP1": max(16, power_of_two(R1)), "R2": R2, "RP2": max(16, power_of_two(R2)),
+            "R1": R1, "RP1": RP1, "R2": R2, "RP2": RP2,
             "GLU": self.spec.kind == "glu", "NORM": self.spec.norm != "none",
             "MIX1": i.left1 is not None, "BASE1": i.base1 is not None,
             "MIX2": i.left2 is not None, "BASE2": i.base2 is not None,

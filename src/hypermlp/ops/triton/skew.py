@@ -84,7 +84,7 @@ def piece_scores(
 ):  # fmt: skip
     """x yᵀ of rows t and slots c over any width W in pieces of BW: one at a time, so that memory does not grow with W."""
     z = tl.zeros([M, N], tl.float32)
-    for first in range(0, W, BW):
+    for first in range(0, tl.minimum(W, x_stride), BW):  # W, but the compiler does not know: it would unroll the loop and spill
         x = load_rows(x_ptr, t, rows, x_stride, W, first, BW)
         z = mm(x, load_cols(y_ptr, c, ok, y_stride, W, first, BW), z, PREC)
     return z

@@ -20,8 +20,8 @@ SHIPPED = Path(__file__).with_name("tiles.json")
 INTERPRETED = (16, 16, 4, 1)
 LEAST = 16  # rows and columns of the smallest tile: a side of a product
 MOST_STEPS = 4  # from the largest tile to the smallest
-# Padded keys + twice the padded rank (at width 768: 48 + 2·16) above which tiles are one and two steps smaller.
-WIDTHS = {"bfloat16": (96, 320), "float32": (160,)}
+NARROW = 96  # keys + twice the rank up to which the table's tiles of bfloat16 do not spill: 64 + 2·16; at width 768, 48 + 2·16
+WIDE_RANK = 64  # from which on factors leave few registers to anything else
 FREE = {"forward_v", "backward_parameters", "backward_q", "backward_k", "backward_v", "decode"}  # hold no rows of keys
 
 
@@ -66,14 +66,26 @@ def smaller(used: Tile) -> Tile:
     return used._replace(N=max(LEAST, used.N // 2))
 
 
-def steps_down(kernel: str, arch: int, dtype: str, width: int) -> int:
-    """How often a tile of the table is made smaller where keys and twice the rank are `width` wide together."""
+def held_keys(dtype: str, rank: int) -> int:
+    """Width of keys up to which a program holds the queries of its rows; wider ones are computed in a loop over pieces."""
+    if dtype == "float32":
+        return 64
+    return 256 if rank <= 16 else 128
+
+
+def steps_down(kernel: str, arch: int, dtype: str, K: int, rank: int) -> int:
+    """How many steps smaller than the table's a tile is; rank: padded, the larger of two."""
     if kernel in FREE:
         return 0
-    limits = WIDTHS[dtype]
-    if kernel.startswith("forward") and dtype == "bfloat16" and arch // 10 in (9, 10):
-        limits = limits[1:]  # products of warp groups need 64 rows, and leave more registers
-    return sum(width > limit for limit in limits)
+    wide = rank >= WIDE_RANK
+    if dtype == "float32":
+        return int(wide)
+    more, looped = K + 2 * rank > NARROW, held_keys(dtype, rank) < K
+    if kernel.startswith("backward"):
+        return more + (wide or looped)
+    if arch // 10 in (9, 10):
+        return 0  # products of warp groups need 64 rows, and leave more registers
+    return more + looped
 
 
 def fitted(used: Tile, steps: int) -> Tile:
