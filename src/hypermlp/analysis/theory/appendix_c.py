@@ -65,6 +65,14 @@ def selects_subnetwork(case: Case) -> float:
     return form + float((f(x + step) + f(x - step) - 2 * f(x)).norm() / f(x).norm())
 
 
+def telling(case: Case, layer: HyperGLU, t: int) -> Tensor:
+    """A context (t d) of which the layer reads something: one without active slots would show no difference."""
+    while True:
+        X = case.normal(t, layer.width)
+        if bool(own_context(layer, X).any()):
+            return X
+
+
 @statement(
     "C.3",
     "Proposition",
@@ -75,7 +83,8 @@ def selects_subnetwork(case: Case) -> float:
     control="the prefix in time order",
 )
 def dynamic_form(case: Case) -> float:
-    layer, X = case.layer(), case.normal(case.integer(2, 12), 6)
+    layer = case.layer()
+    X = telling(case, layer, case.integer(2, 12))
     out = torch.zeros(6, dtype=torch.float64)
     for head in heads(layer, X[0], X.flip(0) if case.broken else X):
         W1, W2 = head.L1 @ head.X.T @ head.R1, head.R2.T @ head.X @ head.L2.T

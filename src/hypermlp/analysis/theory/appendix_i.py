@@ -249,12 +249,15 @@ def example_1(case: Case) -> float:
     "A normal that moves with the query",
     says="With rows a, b and R1 = I + e₁φ(x·w)e₂ᵀ slot 2 scores x·b + φ(x·w) x·a, and the normal of its boundary turns "
     "along it.",
-    assumes="a and b independent, w generic.",
+    assumes="a and b independent; w not orthogonal to the boundary.",
     control="w = 0",
     instances=5,
 )
 def example_2(case: Case) -> float:
-    a, b, w = case.normal(2), case.normal(2), (0.0 if case.broken else 2.0) * case.normal(2)
+    a, b = case.normal(2), case.normal(2)
+    normal = b + a / 2  # of the boundary at the origin; a w along it would leave the control constant there
+    along = torch.stack([-normal[1], normal[0]]) / normal.norm()
+    w = (0.0 if case.broken else 2.0) * (along + 0.3 * case.normal(2))
     layer, X = example_layer(a[None], b, w[None])
     points = partition(example_field(layer, X), steps=GRID).boundary(1)
     score = points @ b + torch.sigmoid(points @ w) * (points @ a)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp.analysis.geometry import random_plane
-from hypermlp.analysis.theory.appendix_c import extended_pair
+from hypermlp.analysis.theory.appendix_c import extended_pair, telling
 from hypermlp.analysis.theory.appendix_c_geometry import bends
 from hypermlp.analysis.theory.appendix_f import DEPENDS, null_direction, update_space, updates
 from hypermlp.analysis.theory.appendix_h import added_atoms, no_mixing, ungated
@@ -77,7 +77,7 @@ def warped_routing(case: Case) -> float:
 )
 def truncation(case: Case) -> float:
     short, long, t, T = extended_pair(case, keep_diagonal=case.broken, attn_kind="glu")
-    X = case.normal(T, 6)
+    X = telling(case, long, T)
     return relative(own_context(long, X), own_context(short, X[:t]))
 
 

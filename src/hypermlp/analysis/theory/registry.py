@@ -53,7 +53,7 @@ class Case:
 
     def bound(self, found: float | Tensor, bound: float | Tensor) -> float:
         """By how much of the bound a quantity exceeds it, up to rounding; notes how close it came."""
-        value, most = (float(torch.as_tensor(x).detach()) for x in (found, bound))
+        value, most = (float(torch.as_tensor(x, dtype=torch.float64).detach()) for x in (found, bound))
         self.slack = min(self.slack, most / value if value else math.inf)
         return excess(value, most)
 

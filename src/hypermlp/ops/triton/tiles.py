@@ -83,7 +83,7 @@ def steps_down(kernel: str, arch: int, dtype: str, K: int, rank: int) -> int:
     more, looped = K + 2 * rank > NARROW, held_keys(dtype, rank) < K
     if kernel.startswith("backward"):
         return more + (wide or looped)
-    if arch // 10 in (9, 10):
+    if arch // 10 == 9 or (arch // 10 == 10 and not wide):
         return 0  # products of warp groups need 64 rows, and leave more registers
     return more + looped
 

@@ -140,12 +140,9 @@ def multiply(kind: str, columns: int) -> Rule:
         given = site.operands
         signs, turns = given[4:6], [str(x) for x in given[6:]]
         if signs != ("1", "1") or set(turns) - {"0", "1"} or site.machine.threads % 128:
-            raise UnknownInstruction(
-                f"{site.machine.kernel.name}: the emulator does not know the numbers in {site.instruction}"
-            )
-        a: Any = (
-            registers(site, 1, 4, np.uint32) if from_registers else Operand(site.read(1, np.uint64), turns[:1] == ["1"], kind)
-        )
+            raise UnknownInstruction(f"{site.machine.kernel.name}: unknown signs, turns or threads in {site.instruction}")
+        a: Any = registers(site, 1, 4, np.uint32) if from_registers else None
+        a = a or Operand(site.read(1, np.uint64), turns[:1] == ["1"], kind)
         b = Operand(site.read(2, np.uint64), turns[-1:] == ["1"], kind)
         keep, d = site.read(3, np.bool_), registers(site, 0, columns // 2, np.float32, write=True)
         every = np.arange(site.machine.warps)
@@ -153,8 +150,8 @@ def multiply(kind: str, columns: int) -> Rule:
         def step() -> None:
             warps = site.whole_warps()
             lanes = (every if warps is None else warps) * WARP
-            # Descriptors and whether D counts are taken now; shared memory and registers must stay until it is waited for.
-            left = a._replace(descriptor=a.descriptor.copy()) if isinstance(a, Operand) else a
+            # Operands in registers are taken now: the assembler keeps them. Shared memory must stay until it is waited for.
+            left = a._replace(descriptor=a.descriptor.copy()) if isinstance(a, Operand) else [row.copy() for row in a]
             right = b._replace(descriptor=b.descriptor.copy())
             begun = Product(site, kind, columns, lanes, left, right, keep.copy(), d)
             begun.begin()
