@@ -27,11 +27,11 @@ ASSUMPTIONS = (
     "instructions, multiply-adds, registers and shared memory are those of the compiled code, grids and tables of launches",
     "an SM's four schedulers issue one instruction per clock each; 0.9 of the issue clocks are not hidden behind tensor cores",
     f"that holds from {FULL} warps on an SM on (two per scheduler, as FlashAttention-2 has); with fewer, in proportion less",
-    "tensor cores reach the published dense bfloat16 rate; mma.sync on Hopper 0.62 of it (arXiv 2402.13499), wgmma all",
+    "tensor cores reach the published dense bfloat16 rate; mma.sync on Hopper 0.62 of it (remembered), wgmma all",
     "programs start in the order of their numbers, wherever one ends; nothing overlaps with the next launch",
     "a launch takes at least its bytes at the rate of the L2 cache, and what misses it at 0.8 of the memory's rate",
     "the L2 cache keeps what was used last (least recently used, whole parts of tensors)",
-    "L2: 5.0 TB/s on L40S and A100, 5.6 TB/s on H100: what microbenchmarks reach on chips of these kinds, not published rates",
+    "L2: 5.0 TB/s on L40S and A100, 5.6 TB/s on H100: remembered from microbenchmarks of such chips, not published rates",
     "a launch costs 2 microseconds on the GPU, and 9 on the host (Triton's dispatch alone as reported in its community: "
     "6 to 9), which work in parallel; our own Python between launches is not counted",
     "operations of torch between the kernels move their operands once",
