@@ -253,7 +253,7 @@ def check_operator(case: OperatorCase, mix: Mix, device: str) -> dict[str, Any]:
 @contextmanager
 def small_scratch() -> Iterator[None]:
     """Several chunks of rows in the Triton kernels: as on a device with one processor and a small cache."""
-    from hypermlp.ops.triton import device, launch
+    from hypermlp.ops.triton import device, work
 
     before = device.current
 
@@ -261,7 +261,7 @@ def small_scratch() -> Iterator[None]:
         def limits(self, where: str) -> device.Limits:
             return before.limits(where)._replace(processors=1, cache_bytes=2 * SMALL_SCRATCH)
 
-    with device.replaced(Small()), patch.object(launch, "SCRATCH", SMALL_SCRATCH):
+    with device.replaced(Small()), patch.object(work, "LEAST_SCRATCH", SMALL_SCRATCH):
         yield
 
 

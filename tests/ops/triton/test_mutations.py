@@ -50,7 +50,7 @@ FAULTS = {
     "the window's end": Fault("products.py", "(lag >= 0) & (lag < L)", "(lag >= 0) & (lag <= L)", WINDOW, True),
     "a split that repeats its neighbour's tiles": Fault("backward.py", "(n >= begin + LATE)", "(n >= begin)", CUT, True),
     "halves of a word mixed": Fault("skew.py", ".to(tl.int32) & 0xFFFF", ".to(tl.int32)", SMALL, True),
-    "gradients where the gate is shut": Fault("backward.py", "where(hg > 0, da, 0.0)", "where(hg > -0.1, da, 0.0)", SMALL, True),
+    "gradients where the gate is shut": Fault("backward.py", "where(hg > 0, da", "where(hg > -0.1, da", SMALL, True),
 }  # fmt: skip
 SEEDED = [name for name in FAULTS if name != "none"]
 
