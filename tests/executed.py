@@ -21,7 +21,7 @@ from interpreter import errors, half_problem, rms, run, wide_problem
 
 # Relative rms errors against float64: bfloat16, float16 as bfloat16, float32 as TF32 whose products cut off 13 bits.
 BOUND = {"bfloat16": 7e-3, "float16": 1.2e-2, "float32": 7e-3}
-ORDERS = {80: "forward", 89: "reverse"}  # of warps and programs, by architecture
+ORDERS = {80: "together", 89: "reverse", 90: "together"}  # of warps and programs, by architecture
 
 
 @dataclass(frozen=True)

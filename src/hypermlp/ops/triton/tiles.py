@@ -3,7 +3,7 @@
 `tiles.json` beside this file was chosen by ahead-of-time compilation (registers, spills, instructions) for a width of 768 and
 rank 16; `hypermlp bench tune` measures on a GPU and writes a table of its own into the cache folder, which then comes first.
 `fitted` makes a tile smaller where keys and factors are wider, until nothing spills and everything fits into the shared memory
-of every architecture (`hypermlp.bench.kernels.sweep`). Kernels that share a scratch share its rows and columns.
+of every architecture (`hypermlp.bench.kernel_sizes`). Kernels that share a scratch share its rows and columns.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ NARROW = 96  # keys + twice the rank up to which the table's tiles of bfloat16 d
 WIDE_RANK = 64  # from which on factors leave few registers to anything else
 FREE = {"forward_v", "backward_parameters", "backward_q", "backward_k", "backward_v", "decode"}  # hold no rows of keys
 
+# With more stages Triton 3.7.1 copies the next tiles over these, which products of warp groups (sm_90) still read.
+UNSTAGED = {"backward_parameters"}
+
 
 class Tile(NamedTuple):
     """M rows and N columns of a kernel's tile; warps and pipeline stages that compute it."""
@@ -41,7 +44,8 @@ def tile(kernel: str, arch: int, dtype: str) -> Tile:
         return Tile._make((*INTERPRETED, kernel))
     known = [(int(name), types[dtype][kernel]) for name, types in tables().items() if kernel in types.get(dtype, {})]
     _, sizes = max([entry for entry in known if entry[0] <= arch], default=min(known))  # the newest that is not newer than it
-    return Tile._make((*sizes, kernel))
+    used = Tile._make((*sizes, kernel))
+    return used._replace(stages=1) if kernel in UNSTAGED and arch >= 90 else used
 
 
 def tuned_path() -> Path:
