@@ -70,7 +70,7 @@ def held_keys(dtype: str, rank: int) -> int:
     """Width of keys up to which a program holds the queries of its rows; wider ones are computed in a loop over pieces."""
     if dtype == "float32":
         return 64
-    return 256 if rank <= 16 else 128
+    return 256 if rank <= 16 else 128 if rank < WIDE_RANK else 64
 
 
 def steps_down(kernel: str, arch: int, dtype: str, K: int, rank: int) -> int:
