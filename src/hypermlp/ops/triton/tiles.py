@@ -2,7 +2,11 @@
 
 `tiles.json` beside this file was chosen by ahead-of-time compilation (registers, spills, instructions) for a width of 768 and
 rank 16; `hypermlp bench tune` measures on a GPU and writes a table of its own into the cache folder, which then comes first.
+<<<<<<< ours
 `fitted` makes a tile smaller where keys and factors are wider, until nothing spills and everything fits into the shared memory
+=======
+`fitted` makes a tile smaller where keys and factors are wider, so that kernels fit into registers and into the shared memory
+>>>>>>> theirs
 of every architecture (`hypermlp.bench.kernel_sizes`). Kernels that share a scratch share its rows and columns.
 """
 
@@ -74,7 +78,7 @@ def held_keys(dtype: str, rank: int) -> int:
     """Width of keys up to which a program holds the queries of its rows; wider ones are computed in a loop over pieces."""
     if dtype == "float32":
         return 64
-    return 256 if rank <= 16 else 128
+    return 256 if rank <= 16 else 128 if rank < WIDE_RANK else 64
 
 
 def steps_down(kernel: str, arch: int, dtype: str, K: int, rank: int) -> int:
