@@ -2,11 +2,7 @@
 
 `tiles.json` beside this file was chosen by ahead-of-time compilation (registers, spills, instructions) for a width of 768 and
 rank 16; `hypermlp bench tune` measures on a GPU and writes a table of its own into the cache folder, which then comes first.
-<<<<<<< ours
-`fitted` makes a tile smaller where keys and factors are wider, until nothing spills and everything fits into the shared memory
-=======
 `fitted` makes a tile smaller where keys and factors are wider, so that kernels fit into registers and into the shared memory
->>>>>>> theirs
 of every architecture (`hypermlp.bench.kernel_sizes`). Kernels that share a scratch share its rows and columns.
 """
 
