@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
@@ -26,6 +26,7 @@ from hypermlp.ops.registered import Inputs, flatten_mixing
 from hypermlp.ops.triton import device
 from interpreter import flips, patched_once, rms, run
 
+PREFIX = package.__name__ + "."
 BOUND = 2e-2  # relative rms error that shows a fault
 
 
@@ -37,15 +38,13 @@ class Fault:
     line: str
     instead: str
     case: Case
-    interpreted: bool  # whether Triton's interpreter shows it too
+    interpreted: bool | None  # whether Triton's interpreter shows it too; None: it depends on what lies in memory
 
 
 @contextmanager
 def copied(file: str, line: str, instead: str) -> Iterator[dict[str, ModuleType]]:
     """The package's modules, imported anew from a copy in which one line differs."""
-    prefix, path = package.__name__ + ".", list(package.__path__)
-    kept = {name: module for name, module in sys.modules.items() if name.startswith(prefix)}
-    renewed = [name for name in kept if name != prefix + "device"]
+    path, kept = list(package.__path__), submodules()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "triton"
         shutil.copytree(path[0], copy)
@@ -53,19 +52,28 @@ def copied(file: str, line: str, instead: str) -> Iterator[dict[str, ModuleType]
             text = (copy / file).read_text()
             assert line in text, f"{file} has no longer the line {line!r}"
             (copy / file).write_text(text.replace(line, instead))
-        for name in renewed:
-            del sys.modules[name]
-            delattr(package, name.removeprefix(prefix))
+        put_in_place({"device": kept["device"]})
         package.__path__ = [str(copy)]
         try:
-            yield {name: importlib.import_module(prefix + name) for name in ("launch", "gradients", "stepping", "work")}
+            yield {name: importlib.import_module(PREFIX + name) for name in ("launch", "gradients", "stepping", "work")}
         finally:
             package.__path__ = path
-            for name in [name for name in sys.modules if name.startswith(prefix)]:
-                del sys.modules[name]
-            sys.modules.update(kept)
-            for name, module in kept.items():
-                setattr(package, name.removeprefix(prefix), module)
+            put_in_place(kept)
+
+
+def submodules() -> dict[str, ModuleType]:
+    """Those of the package that are imported."""
+    return {name.removeprefix(PREFIX): module for name, module in sys.modules.items() if name.startswith(PREFIX)}
+
+
+def put_in_place(modules: dict[str, ModuleType]) -> None:
+    """Make these the imported ones: in sys.modules, and as attributes of the package."""
+    for name in submodules():
+        del sys.modules[PREFIX + name]
+        delattr(package, name)
+    for name, module in modules.items():
+        sys.modules[PREFIX + name] = module
+        setattr(package, name, module)
 
 
 def flat(problem: Problem) -> Inputs:
@@ -126,10 +134,14 @@ def setting(case: Case, modules: dict[str, ModuleType]) -> Iterator[None]:
 
 
 def outcome(fault: Fault) -> str:
-    """What computing with the fault shows: "wrong" numbers, the name of an exception, or "nothing"."""
+    """What computing with the fault shows: "wrong" numbers, the name of an exception, or "nothing".
+
+    The interpreter has tiles of 16 × 16 and gets fewer rows, since it is slow.
+    """
+    case = replace(fault.case, T=min(fault.case.T, 40)) if device.interpreted() else fault.case
     hidden = nullcontext() if fault.line or device.interpreted() else without_barrier(fault.file)
-    with copied(fault.file, fault.line, fault.instead) as modules, setting(fault.case, modules), hidden:
+    with copied(fault.file, fault.line, fault.instead) as modules, setting(case, modules), hidden:
         try:
-            return "nothing" if worst_error(modules, fault.case) < BOUND else "wrong"
+            return "nothing" if worst_error(modules, case) < BOUND else "wrong"
         except Exception as error:
             return type(error).__name__

@@ -48,7 +48,7 @@ CASES = {
     "window": Case(L=20, options={"H": 1}),
     "window, float32": Case(L=13, T=40, dtype="float32", options={"H": 1}),
     "more slots than rows": Case(T=20, S=90, options={"H": 1}),
-    "one row": Case(T=1, L=16, options={"norm": "none", "H": 1}),
+    "one row": Case(T=1, L=16, dtype="float32", options={"norm": "none", "B": 3}),
     "documents": Case(spans=PACKED, L=40, options=TWO),
     "documents, float32": Case(spans=PACKED, L=40, dtype="float32", options=TWO),
     "with a past": Case(T=9, S=90, L=60, spans=WITH_PAST, options=TWO),
