@@ -223,11 +223,14 @@ def backward_h(
 
 @triton.jit(do_not_specialize=["T", "first", "count"])
 def backward_parameters(
-    from_y, from_dy, us, gs, dA, dB, dD, table, order, tallies, cells, T, L, H, heads, first, count,
+    from_y, from_dy, us, gs, dA, dB, dD, table, order, tallies, apart, cells, T, L, H, heads, first, count,
     R: tl.constexpr, RP: tl.constexpr, BASE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, LAGS: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """Shares dA, dB (splits heads L R) and dD (splits heads L) of every splits-th row block. Grid (lags, heads, splits)."""
+    """Shares dA, dB (heads L R) and dD (heads L) of every splits-th row block, `apart` numbers between two splits.
+
+    Grid (lags, chunk's heads, splits).
+    """
     far, local, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     h = chunk_head(first, count, H)
     j = tl.arange(0, LAGS)
@@ -248,13 +251,14 @@ def backward_parameters(
         db = mm(tl.trans(dy), load_rows(us + own, t, rows, heads * R, R, 0, RP), db, PREC)
         if BASE:
             dd += tl.sum(y.to(tl.float32) * dy.to(tl.float32), 0)
-    to = (split * heads + h).to(tl.int64) * L
-    da += load_rows(dA + to * R, p, ok, R, R, 0, RP)
-    db += load_rows(dB + to * R, p, ok, R, R, 0, RP)
-    store_rows(dA + to * R, p, ok, R, R, 0, da, RP)
-    store_rows(dB + to * R, p, ok, R, R, 0, db, RP)
+    to = split.to(tl.int64) * apart
+    dA, dB, dD = dA + to + h * L * R, dB + to + h * L * R, dD + to + h * L
+    da += load_rows(dA, p, ok, R, R, 0, RP)
+    db += load_rows(dB, p, ok, R, R, 0, RP)
+    store_rows(dA, p, ok, R, R, 0, da, RP)
+    store_rows(dB, p, ok, R, R, 0, db, RP)
     if BASE:
-        tl.store(dD + to + p, dd + tl.load(dD + to + p, mask=ok, other=0.0), mask=ok)
+        tl.store(dD + p, dd + tl.load(dD + p, mask=ok, other=0.0), mask=ok)
 
 
 @triton.jit(do_not_specialize=["per", "T", "first", "count"])

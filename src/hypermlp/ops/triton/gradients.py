@@ -11,14 +11,13 @@ from hypermlp.ops.registered import Inputs
 from hypermlp.ops.triton import backward as kernels
 from hypermlp.ops.triton.blocks import Chunk, chunk_rows
 from hypermlp.ops.triton.fallback import smaller_if_needed
-from hypermlp.ops.triton.launch import Prepared, empty, power_of_two, prepare, row_products, run, value_pieces
+from hypermlp.ops.triton.launch import Prepared, empty, power_of_two, prepare, row_products, run, total, value_pieces
 from hypermlp.ops.triton.products import slot_product
 from hypermlp.ops.triton.tiles import Tile
-from hypermlp.ops.triton.work import Section, room, sections, split
+from hypermlp.ops.triton.work import Section, fill, room, sections, split
 from hypermlp.ops.types import Spec
 
-PROGRAMS = 512  # that the parameter gradients are split into, at least where there are rows enough
-MOST_SPLITS = 16
+MOST_SPLITS = 16  # of the rows, for parameter gradients
 PER_ROW = Tile(8, 8, 4, 1, "backward_rows")
 
 
@@ -69,8 +68,8 @@ class Gradients:
         q, i = call.q, call.inputs
         self.call, self.shape, self.u, self.y2, self.shared = call, call.shape(), u, y2, shared
         (self.B, self.T, self.G, self.K), (self.H, self.V) = q.shape, call.v.shape[2:]
-        self.us = (u * call.control1).to(q.dtype) if self.shape["MIX1"] else q
-        self.ys = (y2 * call.control2).to(q.dtype) if self.shape["MIX2"] else q
+        self.us = torch.mul(u, call.control1, out=torch.empty_like(u, dtype=q.dtype)) if self.shape["MIX1"] else q
+        self.ys = torch.mul(y2, call.control2, out=torch.empty_like(y2, dtype=q.dtype)) if self.shape["MIX2"] else q
         self.dr, self.dn = torch.empty(d_o.shape, dtype=q.dtype, device=q.device), torch.empty_like(rho)
         tensors = d_o.contiguous(), o.contiguous(), rho.contiguous(), self.dr, self.dn
         grid = (-(-rho.numel() // PER_ROW.M),)
@@ -87,13 +86,13 @@ class Gradients:
         self.dk, self.dv = (fresh(x, slot_type, zeros=shared or not call.whole or self.T == 0) for x in (i.k, i.v))
         self.sums = [self._partial_sums(mixing) for mixing in (i[3:6], i[7:10])]
 
-    def _partial_sums(self, mixing: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """Zeros (splits heads L …): programs that share the lags of a head each add up their own rows."""
+    def _partial_sums(self, mixing: tuple[Tensor | None, ...]) -> Tensor:
+        """Zeros (splits, numbers of dA, dB and dD): programs that share the lags of a head each add up their own rows."""
         heads, lags = (1, 1) if mixing[0] is None else mixing[0].shape[:2]
         tiles = -(-lags // self.call.tile("backward_parameters").N)
-        splits = max(1, min(MOST_SPLITS, PROGRAMS // max(1, tiles * heads)))
-        device = self.call.q.device
-        return [None if x is None else torch.zeros(splits, *x.shape, dtype=torch.float32, device=device) for x in mixing]
+        splits = max(1, min(MOST_SPLITS, fill(self.call.limits) // max(1, tiles * heads)))
+        numbers = sum(0 if x is None else x.numel() for x in mixing)
+        return torch.zeros(splits, numbers, dtype=torch.float32, device=self.call.q.device)
 
     def add(self, of: Section, scratch: Scratch) -> None:
         """The shares of a section."""
@@ -159,14 +158,14 @@ class Gradients:
 
     def _parameters(self, of: Section, operator: int, y: Tensor, dy: Tensor, us: Tensor, gs: Tensor) -> None:
         """dA, dB and dD of an operator y ↦ y ⊙ D + ((y A) ⊙ s) Bᵀ; R2, transposed, has them the other way round."""
-        dA, dB, dD = self.sums[operator - 1]
-        assert dA is not None
-        (heads, routes), part = self._heads(operator), of.part
+        (heads, routes), part, sums = self._heads(operator), of.part, self.sums[operator - 1]
+        size = heads * self.call.spec.block_size * self.shape[f"R{operator}"]
+        dA, dB, dD = sums, sums[:, size:], sums[:, 2 * size :]  # of the first split; the others are len(sums[0]) further on
         used, blocks = self.call.tile("backward_parameters"), self.call.tile("backward_h")
         rows, order, _, tallies = part.tables.views()
-        tensors = (y, dy, us, gs, dA, dB, dA if dD is None else dD, rows, order, tallies)
-        numbers = (part.cells, self.T, self.call.spec.block_size, self.H, heads, of.first, of.heads)
-        grid, tile = (part.lag_tiles, of.heads * routes, len(dA)), used._replace(M=blocks.M, N=blocks.N)
+        tensors = (y, dy, us, gs, dA, dB, dD, rows, order, tallies)
+        numbers = (sums.shape[1], part.cells, self.T, self.call.spec.block_size, self.H, heads, of.first, of.heads)
+        grid, tile = (part.lag_tiles, of.heads * routes, len(sums)), used._replace(M=blocks.M, N=blocks.N)
         sizes = {"LAGS": used.N, **self._sizes(operator)}
         run(kernels.backward_parameters, grid, tile, self.call, *tensors, *numbers, **sizes)
 
@@ -185,6 +184,10 @@ class Gradients:
         """In the order and types of Inputs. Partial sums are added in a fixed order."""
         i = self.call.inputs
         found: list[Tensor | None] = [self.dq, self.dk, self.dv]
-        for sums, control in zip(self.sums, (self.ds1, self.ds2), strict=True):
-            found += [*(None if x is None else x.sum(0) for x in sums), control]
+        for shares, mixing, control in zip(self.sums, (i[3:6], i[7:10]), (self.ds1, self.ds2), strict=True):
+            sizes = [0 if x is None else x.numel() for x in mixing]
+            kinds = {x.dtype for x in mixing if x is not None}
+            parts = (total(shares).to(*kinds) if len(kinds) == 1 else total(shares)).split(sizes)  # rounded in one launch
+            found += [None if x is None else part.view(x.shape) for x, part in zip(mixing, parts, strict=True)]
+            found.append(control)
         return [None if x is None or g is None else g.to(x.dtype) for g, x in zip(found, i[:11], strict=True)]
