@@ -186,8 +186,7 @@ class Gradients:
         found: list[Tensor | None] = [self.dq, self.dk, self.dv]
         for shares, mixing, control in zip(self.sums, (i[3:6], i[7:10]), (self.ds1, self.ds2), strict=True):
             sizes = [0 if x is None else x.numel() for x in mixing]
-            kinds = {x.dtype for x in mixing if x is not None}
-            parts = (total(shares).to(*kinds) if len(kinds) == 1 else total(shares)).split(sizes)  # rounded in one launch
+            parts = total(shares).split(sizes)
             found += [None if x is None else part.view(x.shape) for x, part in zip(mixing, parts, strict=True)]
             found.append(control)
         return [None if x is None or g is None else g.to(x.dtype) for g, x in zip(found, i[:11], strict=True)]
