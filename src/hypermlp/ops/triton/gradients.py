@@ -150,7 +150,7 @@ class Gradients:
         """dz over z."""
         call, part, routes = self.call, of.part, self.call.routes
         rows, order, *_ = part.tables.views()
-        per, splits = split(call.limits, part, of.heads * routes)
+        per, splits = split(call.limits, part, of.heads * routes, free=True)
         tensors = (scratch.dh, call.left1, call.base1, self.gs1, scratch.z, rows, order)
         numbers = (per, part.cells, self.T, call.spec.block_size, self.H, self.G, of.first, of.heads)
         grid = (part.blocks, of.heads * routes, splits)

@@ -54,13 +54,14 @@ def sections(chunks: Iterable[Chunk], heads: int, together: int) -> Iterator[Sec
             yield Section(part, first, min(together, heads - first))
 
 
-def split(limits: Limits, part: Chunk, programs: int, wider: int = 1) -> tuple[int, int]:
+def split(limits: Limits, part: Chunk, programs: int, wider: int = 1, free: bool = False) -> tuple[int, int]:
     """Tiles that each program walks over, and splits of a block's slots: one where no block is much more than a fair share.
 
-    programs: that share a block of rows for other reasons, its heads for one. wider: a tile holds so many of the plan's.
+    programs: that share a block of rows for other reasons, its heads for one. wider: a tile holds so many of the plan's. free:
+    a split computes nothing twice.
     """
     most, tiles = -(-part.most_tiles // wider), -(-part.all_tiles // wider)
-    if most <= max(LEAST_TILES, 3 * tiles * programs // (2 * limits.processors)):
-        return max(1, most), 1
     per = max(LEAST_TILES, -(-tiles * programs // fill(limits)))
+    if most <= (per if free else 3 * per):
+        return max(1, most), 1
     return per, -(-most // per)
