@@ -12,7 +12,19 @@ import pytest
 import hypermlp
 
 PACKAGE = Path(hypermlp.__file__).parent
-NEED_TRITON = {"skew", "forward", "backward", "products", "decode", "pointwise", "launch", "gradients", "stepping", "operator"}
+NEED_TRITON = {
+    "fallback",
+    "skew",
+    "forward",
+    "backward",
+    "products",
+    "decode",
+    "pointwise",
+    "launch",
+    "gradients",
+    "stepping",
+    "operator",
+}
 MODULES = sorted(
     ".".join(["hypermlp", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
     for path in PACKAGE.rglob("*.py")

@@ -187,6 +187,8 @@ class Gradients:
         for shares, mixing, control in zip(self.sums, (i[3:6], i[7:10]), (self.ds1, self.ds2), strict=True):
             sizes = [0 if x is None else x.numel() for x in mixing]
             parts = total(shares).split(sizes)
-            found += [None if x is None else part.view(x.shape) for x, part in zip(mixing, parts, strict=True)]
+            # Copies: an operator's results must not share memory.
+            copied = (None if x is None else p.view(x.shape).to(x.dtype, copy=True) for x, p in zip(mixing, parts, strict=True))
+            found += copied
             found.append(control)
         return [None if x is None or g is None else g.to(x.dtype) for g, x in zip(found, i[:11], strict=True)]

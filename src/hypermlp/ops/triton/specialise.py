@@ -32,6 +32,7 @@ class Launch(NamedTuple):
 def describe(name: str, kernel: Any, grid: tuple[int, ...], used: Any, arguments: Any, constants: dict[str, Any]) -> Launch:
     """Pointers and whole numbers divisible by 16 are known to be; a number that is 1 becomes a constant."""
     signature, divisible, fixed = {}, [], dict(constants)
+    plain = [p.do_not_specialize for p in getattr(kernel, "params", ())] or [False] * len(kernel.arg_names)
     for place, (argument, value) in enumerate(zip(kernel.arg_names, arguments, strict=False)):
         if isinstance(value, torch.Tensor):
             signature[argument] = TYPES[value.dtype]
@@ -39,11 +40,11 @@ def describe(name: str, kernel: Any, grid: tuple[int, ...], used: Any, arguments
                 divisible.append(place)
         elif isinstance(value, float):
             signature[argument] = "fp32"
-        elif value == 1 and not kernel.params[place].do_not_specialize:
+        elif value == 1 and not plain[place]:
             fixed[argument] = 1
         else:
             signature[argument] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0 and not kernel.params[place].do_not_specialize:
+            if value % 16 == 0 and not plain[place]:
                 divisible.append(place)
     signature |= {argument: "constexpr" for argument in fixed}
     ordered = {argument: signature[argument] for argument in kernel.arg_names}
