@@ -41,7 +41,8 @@ def main() -> None:
 
     write(DOCS / "design.md", {"steps": bench_tables.steps_markdown(read_steps(ROOT / "results" / "bench" / "steps"))})
 
-    write(DOCS / "gpu.md", gpu.document_blocks(json.loads((ROOT / "results" / "bench" / "kernels.json").read_text())))
+    compiled = (json.loads((ROOT / "results" / "bench" / f"{n}.json").read_text()) for n in ("kernels", "kernel_sizes"))
+    write(DOCS / "gpu.md", gpu.document_blocks(*compiled))
 
     (rates,) = read_studies(ROOT / "results" / "rates")
     write(DOCS / "training.md", {"rates": rates_markdown(rates)})

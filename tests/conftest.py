@@ -26,3 +26,16 @@ def poisoned() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(before[0])
     torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The table of executed cases: compiled Triton kernels, their largest relative error and its bound."""
+    lines = sorted(
+        value
+        for report in terminalreporter.getreports("passed")
+        for name, value in getattr(report, "user_properties", ())
+        if name == "executed" and report.when == "call"
+    )
+    if lines:
+        terminalreporter.section("compiled Triton kernels, executed on a CPU")
+        terminalreporter.write("\n".join(lines) + "\n")

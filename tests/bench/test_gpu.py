@@ -167,8 +167,8 @@ def test_tuning_keeps_the_fastest_that_compiles() -> None:
 
 def test_the_document_prints_what_the_program_wrote() -> None:
     root = Path(__file__).parents[2]
-    record = json.loads((root / "results" / "bench" / "kernels.json").read_text())
-    document, blocks = (root / "docs" / "gpu.md").read_text(), document_blocks(record)
+    records = (json.loads((root / "results" / "bench" / f"{name}.json").read_text()) for name in ("kernels", "kernel_sizes"))
+    document, blocks = (root / "docs" / "gpu.md").read_text(), document_blocks(*records)
     assert all(f"<!-- {name} -->" in document for name in blocks)
     assert fill(document, blocks) == document, "python docs/make_results.py writes the tables anew"
 

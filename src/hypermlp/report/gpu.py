@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Group
 
-from hypermlp.bench import kernels, predictions
+from hypermlp.bench import kernel_sizes, kernels, predictions
 from hypermlp.bench.predictions import Verdict
 from hypermlp.report.terminal import Column, tabulate
 
@@ -62,6 +62,21 @@ def markdown(rows: Sequence[Row]) -> str:
     failed = [r for r in rows if "failure" in r]
     lines += [f"\n{r['kernel']}, {r['dtype']}, {kernels.architecture_name(r['arch'])}: {r['failure']}" for r in failed]
     return "\n".join(lines)
+
+
+def sizes_markdown(record: Mapping[str, Any]) -> str:
+    """The table of docs/gpu.md about other widths, heads and ranks."""
+    rows = record["rows"]
+    titles = ("for", "widths", "heads", "ranks", "kernels", "most shared B", "worst spill B: forward, backward", "do not fit")
+    lines = ["| " + " | ".join(titles) + " |", "| --- |" + " --- |" * (len(titles) - 1)]
+    for row in kernel_sizes.summary(record):
+        where = f"{kernels.architecture_name(row['arch'])}, {row['dtype']}"
+        spans = [", ".join(map(str, row[name])) for name in ("width", "heads", "rank")]
+        spills = f"{row['forward_spill']}, {row['backward_spill']}"
+        numbers = [str(row["kernels"]), str(row["shared"]), spills, str(row["misfits"])]
+        lines.append("| " + " | ".join([where, *spans, *numbers]) + " |")
+    broken = [f"{kernels.title(r)} at width {r['width']}, {r['heads']} heads, rank {r['rank']}" for r in rows if not r["fits"]]
+    return "\n".join([*lines, *(f"\nDoes not fit: {text}." for text in broken)])
 
 
 def compiled_text(row: Row) -> str:
@@ -132,6 +147,7 @@ def target_table(predicted: Sequence[Row], width: int) -> Group:
     return tabulate(width, "Targets, by the same prediction", heads, cells)
 
 
-def document_blocks(record: Mapping[str, Any]) -> dict[str, str]:
-    """What docs/gpu.md prints, by the names of its blocks."""
-    return {"kernels": markdown(record["rows"]), "predictions": predicted_markdown(record["predicted"])}
+def document_blocks(record: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, str]:
+    """What docs/gpu.md prints, by the names of its blocks. record, sizes: kernels.json and kernel_sizes.json."""
+    made = {"kernels": markdown(record["rows"]), "predictions": predicted_markdown(record["predicted"])}
+    return {**made, "sizes": sizes_markdown(sizes)}

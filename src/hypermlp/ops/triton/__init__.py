@@ -1,7 +1,9 @@
 """The operator as fused Triton kernels for NVIDIA's GPUs. Nothing here imports triton until a call needs it.
 
-skew: time order to lag order inside a kernel. forward, backward, products, decode, pointwise: kernels. blocks: which program
-works on what. tiles: tile sizes. launch, gradients, stepping: from tensors to launches. operator: the registered operator.
+device: what kernels run on, and where they start. skew: time order to lag order inside a kernel. forward, backward, products,
+decode, pointwise: kernels. tiles: tile sizes; fallback: smaller ones where they do not fit. blocks: who works on what;
+work: how much at once. launch, gradients, stepping: from tensors to launches. specialise: a launch as Triton compiles it.
+operator: the registered operator.
 """
 
 from __future__ import annotations
