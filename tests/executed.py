@@ -21,7 +21,6 @@ from interpreter import errors, half_problem, rms, run, wide_problem
 
 # Relative rms errors against float64: bfloat16, float16 as bfloat16, float32 as TF32 whose products cut off 13 bits.
 BOUND = {"bfloat16": 7e-3, "float16": 1.2e-2, "float32": 7e-3}
-ORDERS = {80: "together", 89: "reverse", 90: "together"}  # of warps and programs, by architecture
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Case:
 
 
 @contextmanager
-def emulated(arch: int, order: object, cut: bool = False) -> Iterator[object]:
+def emulated(arch: int, cut: bool = False, order: object = "together") -> Iterator[object]:
     """Kernels are executed as on a GPU of this architecture; cut: one with many processors and a small cache."""
     from hypermlp.ops.triton import work
     from hypermlp.testing.ptx.emulator import Emulator
@@ -57,7 +56,7 @@ def emulated(arch: int, order: object, cut: bool = False) -> Iterator[object]:
     with ExitStack() as stack:
         if cut:
             emulator.limits = lambda name: device.Limits(arch, 100, 1 << 12)
-            for name in ("LEAST_SCRATCH", "LEAST_TILES"):
+            for name in ("LEAST_SCRATCH", "LEAST_TILES", "FAIR_SHARES"):
                 stack.enter_context(patch.object(work, name, 1))
         stack.enter_context(patch.object(device, "tf32_allowed", lambda: True))
         stack.enter_context(device.replaced(emulator))
@@ -66,14 +65,14 @@ def emulated(arch: int, order: object, cut: bool = False) -> Iterator[object]:
 
 def operator_errors(case: Case, arch: int) -> dict[str, float]:
     """Of the readout and of every gradient."""
-    with emulated(arch, ORDERS[arch], case.cut):
+    with emulated(arch, case.cut):
         return errors(case.problem(), getattr(torch, case.dtype))
 
 
 def operator_values(case: Case, arch: int, order: object) -> dict[str, Tensor]:
     problem = case.problem().to(getattr(torch, case.dtype))
     d_o = randn(*problem.q.shape[:2], *problem.v.shape[2:], seed=99)
-    with emulated(arch, order, case.cut):
+    with emulated(arch, case.cut, order):
         return run(problem, "triton", d_o)
 
 
@@ -81,7 +80,7 @@ def kernels_of(case: Case, arch: int) -> set[str]:
     """Names of the kernels that ran."""
     problem = case.problem().to(getattr(torch, case.dtype))
     d_o = randn(*problem.q.shape[:2], *problem.v.shape[2:], seed=99)
-    with emulated(arch, "together", case.cut) as emulator:
+    with emulated(arch, case.cut) as emulator:
         run(problem, "triton", d_o)
         return {name for name, *_ in emulator.launches}
 
@@ -91,7 +90,7 @@ def decode_error(case: Case, arch: int, parts: int = 128) -> float:
     from hypermlp.ops.triton import stepping
 
     problem = case.problem().to(getattr(torch, case.dtype))
-    with emulated(arch, ORDERS[arch]), patch.object(stepping, "MOST_PARTS", parts), torch.no_grad():
+    with emulated(arch), patch.object(stepping, "MOST_PARTS", parts), torch.no_grad():
         return rms(problem.mix("triton"), problem.to(torch.float64).mix("dense"))
 
 
@@ -101,7 +100,7 @@ def replayed_errors(arch: int) -> list[float]:
     problem = Case(1, S=80, L=60, spans=None, options={"B": 3, "H": 2}).problem().to(torch.bfloat16)
     problem = problem.replace(spans=spans)
     found, launches = [], []
-    with emulated(arch, ORDERS[arch]) as emulator, torch.no_grad():
+    with emulated(arch) as emulator, torch.no_grad():
         start = emulator.start
         emulator.start = lambda *given: (launches.append(given), start(*given))
         o = problem.mix("triton")
@@ -134,7 +133,7 @@ def companion_errors(dtype: str, arch: int) -> dict[str, float]:
         grads = torch.autograd.grad(made, leaves, d_made, allow_unused=True)
         return [*(y.detach() for y in made), *(g for g in grads if g is not None)]
 
-    with emulated(arch, ORDERS[arch]):
+    with emulated(arch):
         found = {
             name: max(map(rms, results(call, "triton", kind), results(call, "dense", torch.float64)))
             for name, call in calls.items()
@@ -151,7 +150,7 @@ def layer_errors(arch: int) -> dict[str, float]:
     """A training step of a layer, all of it in Triton kernels, and tokens decoded against rows of different length."""
     layer, exact = (make_layer(dtype=t, n_head=1, block_size=20) for t in (torch.float32, torch.float64))
     x = randn(1, 29, 16, dtype=torch.float32)
-    with emulated(arch, ORDERS[arch]):
+    with emulated(arch):
         found = run_layer(layer, x, torch.ones_like(x), impl="triton")
         expected = run_layer(exact, x.double(), torch.ones_like(x).double(), impl="dense")
         cache = layer.new_cache(2)

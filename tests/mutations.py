@@ -121,9 +121,10 @@ def without_barrier(kernel: str) -> Iterator[None]:
 def setting(case: Case, modules: dict[str, ModuleType]) -> Iterator[None]:
     """Execution or, in a process that interprets, Triton's interpreter; cut as the case wants it."""
     if case.cut:
-        modules["work"].LEAST_SCRATCH = modules["work"].LEAST_TILES = 1
+        for name in ("LEAST_SCRATCH", "LEAST_TILES", "FAIR_SHARES"):
+            setattr(modules["work"], name, 1)
     if not device.interpreted():
-        with emulated(80, "reverse", case.cut):
+        with emulated(80, case.cut):
             yield
         return
     sized = device.Device()

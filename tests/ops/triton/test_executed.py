@@ -1,8 +1,8 @@
 """The Triton kernels executed as compiled for sm_80 and sm_89, on a CPU, equal the dense reference in values and gradients.
 
 Triton's interpreter runs the Python of a kernel; here runs what Triton makes of it (hypermlp.testing.ptx), with checks of
-bounds, alignment, uninitialised memory and races. All cases run for sm_80, all warps together; a core of them for sm_89, one
-warp after another in reverse, and for sm_90, whose products are another kind.
+bounds, alignment, uninitialised memory and races, which show in any order of warps. All cases run for sm_80, a core of them for
+sm_89, and some for sm_90, whose products are another kind.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CASES = {
     "documents, float32": Case(spans=PACKED, L=40, dtype="float32", options=TWO),
     "with a past": Case(T=9, S=90, L=60, spans=WITH_PAST, options=TWO),
     "shared slots": Case(T=9, S=70, L=60, spans=SHARED, options={"B": 1, "H": 1}),
-    "cut": Case(cut=True),
+    "cut": Case(T=66, cut=True),
     "cut, float32": Case(T=50, L=40, dtype="float32", cut=True),
     "cut, no R2, documents": Case(spans=PACKED, L=40, cut=True, options={"B": 2, "H": 1, "op2": False}),
     "widths of several pieces": Case(T=20, L=20, widths=(48, 300, 17), options={"H": 1}),
@@ -129,10 +129,10 @@ def test_a_layer(arch: int, record_property: Note) -> None:
     assert_small(in_child(layer_errors, arch), BOUND["float32"], record_property, f"sm_{arch}, a whole layer: float32")
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float32", "cut"])
-def test_the_same_bits_in_every_order(name: str) -> None:
-    """Sums have one order, whichever warp or program comes first."""
-    first, *others = (in_child(operator_values, CASES[name], 80, order) for order in ("forward", "reverse", 3))
+@pytest.mark.parametrize("arch, name", [(80, "documents"), (89, "float32"), (80, "cut")])
+def test_the_same_bits_in_every_order(name: str, arch: int) -> None:
+    """Sums have one order, whichever warp or program comes first: one after another, in reverse, at random."""
+    first, *others = (in_child(operator_values, CASES[name], arch, order) for order in ("forward", "reverse", 3))
     for other in others:
         for key, value in first.items():
             assert torch.equal(value, other[key]), key

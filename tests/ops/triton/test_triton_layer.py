@@ -12,7 +12,7 @@ from helpers import assert_same, make_layer, make_problem, randn, run_layer
 from hypermlp import ops
 from hypermlp.ops import pointwise
 from hypermlp.ops.registered import Inputs, flatten_mixing
-from hypermlp.ops.triton import blocks, device, gradients, operator, stepping, work
+from hypermlp.ops.triton import blocks, device, gradients, launch, operator, stepping, work
 from interpreter import patched_once, rms, run
 
 SPANS = [[0, 0, 5, 0, 5], [0, 5, 6, 5, 6], [0, 6, 38, 6, 38]]  # [batch entry, row begin, row end, slot begin, slot end]
@@ -148,8 +148,8 @@ class Sized(device.Device):
 @pytest.fixture
 def small_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scratches may be as small as a device's cache asks for, and a split one tile."""
-    monkeypatch.setattr(work, "LEAST_SCRATCH", 1)
-    monkeypatch.setattr(work, "LEAST_TILES", 1)
+    for name in ("LEAST_SCRATCH", "LEAST_TILES", "FAIR_SHARES"):
+        monkeypatch.setattr(work, name, 1)
 
 
 @pytest.mark.usefixtures("small_scratch")
@@ -183,8 +183,13 @@ def test_splits_and_sections_change_nothing(options: dict, processors: int, cach
     problem = make_problem(40, L=33, B=1, H=3, **{**options, **spans}).to(torch.float32)
     d_o = randn(1, 40, 3, 4, seed=99, dtype=torch.float32)
     whole = run(problem, "triton", d_o)
-    with device.replaced(Sized(processors, cache)):
+    splits = []
+    with device.replaced(Sized(processors, cache)), pytest.MonkeyPatch.context() as patch:
+        for module in (launch, gradients):
+            cut = module.split
+            patch.setattr(module, "split", lambda *a, cut=cut, **k: splits.append(cut(*a, **k)) or splits[-1])
         parts = run(problem, "triton", d_o)
+    assert max(number for _, number in splits) > 1
     for name, value in parts.items():
         assert rms(value, whole[name]) < 2e-6, name
 

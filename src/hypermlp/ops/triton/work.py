@@ -13,6 +13,7 @@ from hypermlp.ops.triton.device import Limits
 
 RESIDENT = 2  # programs that a processor runs at once: registers allow for two of most kernels
 LEAST_TILES = 8  # of a split: each computes up to two more tiles of scores than it uses
+FAIR_SHARES = 3  # that a block of rows may hold before it is split, since splits repeat some work
 BLOCKS_TOGETHER = 4  # of rows, before more heads share a chunk: the sums of dk and dv are read and written once a chunk
 LEAST_SCRATCH = 32 << 20  # bytes
 CACHE_SHARE = 2  # the scratch takes one part in so many of the L2 cache
@@ -62,6 +63,6 @@ def split(limits: Limits, part: Chunk, programs: int, wider: int = 1, free: bool
     """
     most, tiles = -(-part.most_tiles // wider), -(-part.all_tiles // wider)
     per = max(LEAST_TILES, -(-tiles * programs // fill(limits)))
-    if most <= (per if free else 3 * per):
+    if most <= (1 if free else FAIR_SHARES) * per:
         return max(1, most), 1
     return per, -(-most // per)
