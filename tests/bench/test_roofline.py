@@ -10,13 +10,13 @@ import torch
 
 from hypermlp.bench import kernels, predictions, roofline
 from hypermlp.bench.processors import occupancy, schedule
-from hypermlp.bench.roofline import DEVICES, Cache, Cost, Device
+from hypermlp.bench.roofline import DEVICES, Cost, Gpu, L2Cache
 from hypermlp.bench.work import Touch, Work, turns_of, work_of
 from hypermlp.ops.triton import tiles
 from hypermlp.report.gpu import predicted_markdown
 
 L40S, A100, H100 = DEVICES
-ONE = Device(name="one", arch=89, sms=1, clock=1.0, tflops=2 * 512e-3, memory=1e9, l2=1e9, l2_bytes=1 << 20)  # bytes are free
+ONE = Gpu(name="one", arch=89, sms=1, clock=1.0, tflops=2 * 512e-3, memory=1e9, l2=1e9, l2_bytes=1 << 20)  # bytes are free
 ROW = {
     "kernel": "k", "arch": 89, "tile": [64, 32], "warps": 8, "registers": 64, "shared": 0, "sync": False,
     "instructions": 110, "mma": 10, "outside": 50, "macs": 128.0,
@@ -104,20 +104,20 @@ def test_bytes_by_hand() -> None:
 def test_the_cost_of_one_launch() -> None:
     """128 × 64 × 32 multiply-adds at 512 a clock, and 0.9 of 100 instructions of 8 warps on 4 schedulers."""
     turn, outside = 128 * 64 * 32 / 512 + 0.9 * 200, 0.9 * 100
-    cost = roofline.cost_of(ROW, Work(np.array([2]), 0, []), ONE, Cache(1))
+    cost = roofline.cost_of(ROW, Work(np.array([2]), 0, []), ONE, L2Cache(1))
     assert cost.grid == pytest.approx((2 * turn + outside) * 1e-9)
     assert cost.bound == "launch"
-    many = roofline.cost_of(ROW, Work(np.full(1000, 100), 0, []), ONE, Cache(1))
+    many = roofline.cost_of(ROW, Work(np.full(1000, 100), 0, []), ONE, L2Cache(1))
     assert many.grid == pytest.approx(1000 * (100 * turn + outside) * 1e-9)
     assert many.bound == "tensor"
-    few = roofline.cost_of(ROW, Work(np.array([100_000]), 0, []), replace(ONE, sms=100, tflops=ONE.tflops * 100), Cache(1))
+    few = roofline.cost_of(ROW, Work(np.array([100_000]), 0, []), replace(ONE, sms=100, tflops=ONE.tflops * 100), L2Cache(1))
     assert few.grid == pytest.approx((100_000 * turn + outside) * 1e-9)
     assert few.bound == "grid"
 
 
 def test_bytes_bound_a_launch() -> None:
     touched = [Touch((1,), 4e9, True, False)]
-    cost = roofline.cost_of(ROW, Work(np.array([1]), 9e9, touched), replace(ONE, memory=1.0, l2=9.0), Cache(1))
+    cost = roofline.cost_of(ROW, Work(np.array([1]), 9e9, touched), replace(ONE, memory=1.0, l2=9.0), L2Cache(1))
     assert cost.l2 == pytest.approx(1)
     assert cost.memory == pytest.approx(4 / 0.8)
     assert cost.bound == "DRAM"
@@ -126,7 +126,7 @@ def test_bytes_bound_a_launch() -> None:
 
 def test_the_cache_keeps_what_was_used_last() -> None:
     a, b, written = Touch((1,), 60, True, False), Touch((2,), 60, True, False), Touch((3,), 60, False, True)
-    cache = Cache(130)
+    cache = L2Cache(130)
     assert cache.use([a, b]) == 120
     assert cache.use([b, a]) == 0
     assert cache.use([written]) == 0  # in place of b
@@ -136,7 +136,7 @@ def test_the_cache_keeps_what_was_used_last() -> None:
 
 
 @pytest.mark.parametrize("device, least, most", [(A100, 156, 228), (H100, 250, 345)], ids=["A100", "H100"])
-def test_flash_attention_is_as_fast_as_published(device: Device, least: float, most: float) -> None:
+def test_flash_attention_is_as_fast_as_published(device: Gpu, least: float, most: float) -> None:
     """50 to 73 % of an A100 (its paper); at most 335 TFLOP/s on an H100 (FlashAttention-3's, with wider heads)."""
     seconds = roofline.seconds(roofline.flash_costs(device, 1, 16384, "forward"))
     assert least < 4 * 16384**2 / 2 * 768 / seconds / 1e12 < most

@@ -1,7 +1,7 @@
 """`python -m hypermlp.bench.kernel_sizes FILE`: compile the Triton kernels for other widths, heads and ranks, with no GPU.
 
 A row says whether one kernel fits: registers, spilled bytes, shared memory. Sizes that lead to the same code are compiled once.
-FILE keeps the rows, and a run goes on where the last one stopped. Not for tests: all of it takes hours.
+FILE keeps the rows, and the next run resumes. Not for tests: all of it takes hours.
 """
 
 from __future__ import annotations

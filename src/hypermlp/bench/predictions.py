@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from hypermlp.bench.kernels import WIDTH, in_own_process
-from hypermlp.bench.roofline import DEVICES, MEMORY_SHARE, Device, flash_costs, operator_costs, seconds, summary
+from hypermlp.bench.roofline import DEVICES, MEMORY_SHARE, Gpu, flash_costs, operator_costs, seconds, summary
 
 SHAPES = ((8, 1024), (1, 16384))  # batch and tokens; the first is Table 5's
 PRODUCT_SHARE = 0.7
@@ -21,7 +21,7 @@ PAPER = {"forward_ms": 39.5, "training_ms": 119.0, "flash_forward_ms": 30.0, "fl
 TARGETS = {"forward_ms": 34.0, "training_ms": 102.0, "long_ratio": 1.5}
 
 
-def products_seconds(device: Device, batch: int, time: int, depth: int, vocabulary: int, hyper: bool) -> float:
+def products_seconds(device: Gpu, batch: int, time: int, depth: int, vocabulary: int, hyper: bool) -> float:
     """One forward of everything but the mixing in a GPT of this width: matrix products, and bytes of what is elementwise."""
     C, tokens = WIDTH, batch * time
     attention = (C // 4) * 3 * C + 3 * C * C + C * 6 * 16 if hyper else 4 * C * C  # q, k, gate; v, o, gate; controls
@@ -30,7 +30,7 @@ def products_seconds(device: Device, batch: int, time: int, depth: int, vocabula
     return products / (PRODUCT_SHARE * device.tflops * 1e12) + passes / (MEMORY_SHARE * device.memory * 1e9)
 
 
-def predict_device(device: Device) -> dict[str, Any]:
+def predict_device(device: Gpu) -> dict[str, Any]:
     """Predicted milliseconds: the operator of one layer, and GPT-2 small at batch 8 and 1024 tokens (Table 5)."""
     row: dict[str, Any] = {"device": device.name, "predicted": True}
     kernels: dict[str, Any] = {}

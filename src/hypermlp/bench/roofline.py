@@ -46,7 +46,7 @@ GAP, HOST = 2e-6, 9e-6  # seconds per launch, on the GPU and on the host
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class Gpu:
     """Published figures of a GPU; the rate of its L2 cache as measured by others."""
 
     name: str
@@ -65,13 +65,13 @@ class Device:
 
 
 DEVICES = (
-    Device(name="L40S", arch=89, sms=142, clock=2.52, tflops=362, memory=864, l2=5000, l2_bytes=96 << 20),
-    Device(name="A100", arch=80, sms=108, clock=1.41, tflops=312, memory=2039, l2=5000, l2_bytes=40 << 20),
-    Device(name="H100", arch=90, sms=132, clock=1.83, tflops=989, memory=3350, l2=5600, l2_bytes=50 << 20),
+    Gpu(name="L40S", arch=89, sms=142, clock=2.52, tflops=362, memory=864, l2=5000, l2_bytes=96 << 20),
+    Gpu(name="A100", arch=80, sms=108, clock=1.41, tflops=312, memory=2039, l2=5000, l2_bytes=40 << 20),
+    Gpu(name="H100", arch=90, sms=132, clock=1.83, tflops=989, memory=3350, l2=5600, l2_bytes=50 << 20),
 )
 
 
-class Cache:
+class L2Cache:
     """The L2 cache: which parts of which tensors are in it, least recently used first."""
 
     def __init__(self, capacity: float) -> None:
@@ -121,7 +121,7 @@ class Cost(NamedTuple):
         return "tensor" if self.tensor > ISSUE_SHARE * self.issue else "issue"
 
 
-def cost_of(row: Mapping[str, Any], work: Work, device: Device, cache: Cache) -> Cost:
+def cost_of(row: Mapping[str, Any], work: Work, device: Gpu, cache: L2Cache) -> Cost:
     """One launch of a compiled kernel."""
     M, N = row["tile"]
     slower = SYNC_SHARE if row["sync"] and row["arch"] == 90 else 1.0
@@ -140,7 +140,7 @@ def cost_of(row: Mapping[str, Any], work: Work, device: Device, cache: Cache) ->
     )  # fmt: skip
 
 
-def moving(name: str, touched: Sequence[Touch], device: Device, cache: Cache) -> Cost:
+def moving(name: str, touched: Sequence[Touch], device: Gpu, cache: L2Cache) -> Cost:
     """A launch that only moves bytes."""
     moved = sum(part.size for part in touched)
     return Cost(name, 1, 0, 0, 0, moved / (device.l2 * 1e9), cache.use(touched) / (MEMORY_SHARE * device.memory * 1e9))
@@ -154,7 +154,7 @@ def seconds(costs: Sequence[Cost]) -> float:
 # Recorded launches, in a process without Triton's interpreter.
 
 
-def operator_costs(device: Device, batch: int, time: int, width: int = WIDTH, heads: int = HEADS) -> dict[str, list[Cost]]:
+def operator_costs(device: Gpu, batch: int, time: int, width: int = WIDTH, heads: int = HEADS) -> dict[str, list[Cost]]:
     """Every launch of the operator of one layer in bfloat16: "forward" and "backward"."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -163,7 +163,7 @@ def operator_costs(device: Device, batch: int, time: int, width: int = WIDTH, he
     from hypermlp.ops.triton import gradients, launch
 
     inputs, spec = operator_inputs("bfloat16", batch, time, time, width, heads, RANK), usual_spec(time)
-    cache = Cache(device.l2_bytes)
+    cache = L2Cache(device.l2_bytes)
     costs: list[Cost] = []
     held: list[Any] = []  # tensors stay alive, so that addresses tell them apart
 
@@ -205,7 +205,7 @@ FLASH: dict[str, Any] = {
 }  # fmt: skip
 
 
-def flash_costs(device: Device, batch: int, time: int, phase: str, heads: int = 12) -> list[Cost]:
+def flash_costs(device: Gpu, batch: int, time: int, phase: str, heads: int = 12) -> list[Cost]:
     """By the same model, twelve heads of 64: a program per block of 128 rows, or of 128 slots in the backward."""
     M, N = FLASH["tile"]
     blocks, size = -(-time // M), batch * time * WIDTH * 2.0
@@ -216,7 +216,7 @@ def flash_costs(device: Device, batch: int, time: int, phase: str, heads: int = 
     row |= {name: passes * row[name] for name in ("instructions", "mma", "macs")}
     moved = float(every.sum()) * passes * 2 * N * (WIDTH // heads) * 2
     parts = [Touch((n,), size, n < tensors - 1, n == tensors - 1) for n in range(tensors)]
-    cache = Cache(device.l2_bytes)
+    cache = L2Cache(device.l2_bytes)
     cost = cost_of(row, Work(every, max(moved, tensors * size), parts), device, cache)
     if phase == "forward":
         return [cost]
@@ -243,7 +243,7 @@ def summary(costs: Sequence[Cost]) -> list[dict[str, Any]]:
     return made
 
 
-def print_summary(device: Device, batch: int, time: int) -> None:
+def print_summary(device: Gpu, batch: int, time: int) -> None:
     """Per kernel, in milliseconds; `tensor` and `issue` as if all SMs shared the work evenly, `grid` as they do."""
     for phase, costs in operator_costs(device, batch, time).items():
         flash = seconds(flash_costs(device, batch, time, phase))
