@@ -128,7 +128,7 @@ def targets_text(predicted: Sequence[Row]) -> list[str]:
         "| target | predicted | limit | |",
         "| --- | --- | --- | --- |",
     ]
-    return lines + [f"| {v.what} | {v.predicted:.5g} | {v.limit:g} | {met_text(v)} |" for v in predictions.verdicts(predicted)]
+    return lines + [f"| {v.what} | {v.predicted:.2f} | {v.limit:g} | {met_text(v)} |" for v in predictions.verdicts(predicted)]
 
 
 def met_text(verdict: Verdict) -> str:
@@ -143,7 +143,7 @@ def predicted_table(predicted: Sequence[Row], width: int) -> Group:
 
 def target_table(predicted: Sequence[Row], width: int) -> Group:
     heads = [Column("target", wraps=True), Column("predicted"), Column("limit"), Column("outcome", left=True)]
-    cells = [[v.what, f"{v.predicted:.5g}", f"{v.limit:g}", met_text(v)] for v in predictions.verdicts(predicted)]
+    cells = [[v.what, f"{v.predicted:.2f}", f"{v.limit:g}", met_text(v)] for v in predictions.verdicts(predicted)]
     return tabulate(width, "Targets, by the same prediction", heads, cells)
 
 
