@@ -39,10 +39,17 @@ class Page:
         return self.driver.execute_script(code, *arguments)
 
     def click(self, selector: str) -> None:
+        """Once more where the page draws itself anew between finding an element and clicking on it."""
+        from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.common.by import By
 
         self.script("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector)
-        self.driver.find_element(By.CSS_SELECTOR, selector).click()
+        for left in reversed(range(5)):
+            try:
+                return self.driver.find_element(By.CSS_SELECTOR, selector).click()
+            except StaleElementReferenceException:
+                if not left:
+                    raise
 
     def press(self, *keys: str) -> None:
         from selenium.webdriver.common.action_chains import ActionChains
