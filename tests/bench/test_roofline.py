@@ -168,5 +168,5 @@ def test_targets_are_judged() -> None:
     assert [v.predicted for v in found] == pytest.approx([33.0, 66 * 88 / 60, 1.4, 1.6])
     assert [v.met for v in found] == [True, True, True, False]
     text = predicted_markdown([made_up("L40S", 1.4, 24.0), made_up("A100", 1.6, 9.0)])
-    assert "| Table 5, forward, ms | 36 | 34 | missed |" in text
-    assert "| training 1×16384 by FlashAttention-2, L40S | 1.4 | 1.5 | met |" in text
+    assert "| Table 5, forward, ms | 36.00 | 34 | missed |" in text
+    assert "| training 1×16384 by FlashAttention-2, L40S | 1.40 | 1.5 | met |" in text
