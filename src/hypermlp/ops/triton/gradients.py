@@ -11,7 +11,7 @@ from hypermlp.ops.registered import Inputs
 from hypermlp.ops.triton import backward as kernels
 from hypermlp.ops.triton.blocks import Chunk, chunk_rows
 from hypermlp.ops.triton.fallback import smaller_if_needed
-from hypermlp.ops.triton.launch import Prepared, empty, power_of_two, prepare, row_products, run, total, value_pieces
+from hypermlp.ops.triton.launch import Prepared, empty, pieces_of, power_of_two, prepare, row_products, run, total, value_pieces
 from hypermlp.ops.triton.products import slot_product
 from hypermlp.ops.triton.tiles import Tile
 from hypermlp.ops.triton.work import Section, fill, room, sections, split
@@ -175,8 +175,7 @@ class Gradients:
         used, blocks = call.tile(name), call.geometry(name)
         rows, _, slots, _ = part.tables.views()
         numbers = (part.cells, self.T, call.spec.block_size, self.H, y.shape[2], of.first, of.heads, *out.stride()[:2])
-        pieces = 1 if widths["W2"] else -(-widths["W"] // widths["W1"])
-        grid, tile = (part.slot_blocks, of.heads * routes, pieces), used._replace(M=blocks.M, N=blocks.N)
+        grid, tile = (part.slot_blocks, of.heads * routes, pieces_of(widths)), used._replace(M=blocks.M, N=blocks.N)
         constants = {"SLOTS": used.N, "ADD": self.shared, "ALIGNED": part.aligned, **widths}
         run(slot_product, grid, tile, call, x, y, out, rows, slots, *numbers, **constants)
 

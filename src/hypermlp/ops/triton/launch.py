@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +40,11 @@ def value_pieces(V: int) -> tuple[int, int]:
     """V padded to width × pieces."""
     width = max(16, power_of_two(V)) if V <= WIDEST else min((WIDEST, WIDEST // 2), key=lambda w: (-(-V // w) * w, -w))
     return width, -(-V // width)
+
+
+def pieces_of(widths: Mapping[str, int]) -> int:
+    """Programs that share a width W, in pieces of W1 and W2 columns."""
+    return -(-widths["W"] // (widths["W1"] + widths["W2"]))
 
 
 class Prepared(NamedTuple):
@@ -172,7 +178,7 @@ def row_products(
     """out = x y of a section, `routes` times for each head; x is the scratch in time order."""
     used, blocks = call.tile(name), call.geometry(name)
     part, programs, W = of.part, of.heads * routes, widths["W"]
-    pieces = 1 if widths["W2"] else -(-W // widths["W1"])
+    pieces = pieces_of(widths)
     per, splits = split(call.limits, part, programs * pieces, max(1, used.N // blocks.N))
     tiles = -(-(part.most_tiles * blocks.N + blocks.M) // used.N)  # in time order a block of rows is M columns longer
     per, splits = (per, -(-tiles // per)) if splits > 1 else (tiles, 1)
