@@ -28,6 +28,14 @@ def poisoned() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = before[1]
 
 
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Graphs of other tests' models count towards Dynamo's limit of recompilations of one forward."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The table of executed cases: compiled Triton kernels, their largest relative error and its bound."""
     lines = sorted(

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from helpers import Problem, make_layer, randn, run_layer
+from helpers import Problem, gates, make_layer, randn, run_layer
 from hypermlp.ops import pointwise
 from hypermlp.ops.triton import device
 from interpreter import errors, half_problem, rms, run, wide_problem
@@ -123,7 +123,7 @@ def companion_errors(dtype: str, arch: int) -> dict[str, float]:
         "convs": lambda impl, x, wk, wv, g: pointwise.convs(x, wk, wv, impl=impl),
         "convs of documents": lambda impl, x, wk, wv, g: pointwise.convs(x, wk, wv, position, impl=impl),
         "gate": lambda impl, x, wk, wv, g: (pointwise.gate(x, g, impl=impl),),
-        "gates": lambda impl, x, wk, wv, g: pointwise.gates(x, [20, 20, 17, 13], impl=impl),
+        "gates": lambda impl, x, wk, wv, g: gates(x, [20, 20, 17, 13], impl=impl),
     }
 
     def results(call: object, impl: str, kind: torch.dtype) -> list[Tensor]:

@@ -6,7 +6,7 @@ Letters: B batch, T rows, S slots, H heads, G routing heads, K key width, V valu
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp import HyperGLU, HyperGLUConfig, ops
+from hypermlp.ops import pointwise
 
 # Every implementation, with the strip heights it is tested at: one row, odd, the usual, more than any input here.
 IMPLS = [
@@ -129,46 +130,17 @@ def gradients(layer: nn.Module) -> dict[str, Tensor]:
 # Inputs of the operator
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Everything that ops.mix takes."""
-
-    q: Tensor  # B T G K
-    k: Tensor  # B S G K
-    v: Tensor  # B S H V
-    routing: ops.Mixing | None
-    reading: ops.Mixing | None
-    spec: ops.Spec
-    spans: Tensor | None = None
+class Problem(ops.MixCall):
+    """A call of the operator that tests change and run."""
 
     def replace(self, **changes: object) -> Problem:
-        return replace(self, **changes)
+        return self._replace(**changes)
 
     def with_spec(self, **changes: object) -> Problem:
-        return replace(self, spec=replace(self.spec, **changes))
-
-    def leaves(self) -> dict[str, Tensor]:
-        found = {"q": self.q, "k": self.k, "v": self.v}
-        for name, mixing in (("R1", self.routing), ("R2", self.reading)):
-            if mixing is not None:
-                found |= {f"{name}.{f}": t for f, t in mixing._asdict().items() if isinstance(t, Tensor)}
-        return found
-
-    def with_leaves(self, leaves: dict[str, Tensor]) -> Problem:
-        def mixing(name: str, old: ops.Mixing | None) -> ops.Mixing | None:
-            if old is None:
-                return None
-            return old._replace(**{f: leaves[f"{name}.{f}"] for f in old._fields if f"{name}.{f}" in leaves})
-
-        q, k, v = leaves["q"], leaves["k"], leaves["v"]
-        return replace(self, q=q, k=k, v=v, routing=mixing("R1", self.routing), reading=mixing("R2", self.reading))
-
-    def to(self, dtype: torch.dtype) -> Problem:
-        return self.with_leaves({name: t.to(dtype) for name, t in self.leaves().items()})
+        return self._replace(spec=replace(self.spec, **changes))
 
     def mix(self, impl: str = "dense", chunk: int | None = None) -> Tensor:
-        spec, spans = self.spec, self.spans
-        return ops.mix(self.q, self.k, self.v, self.routing, self.reading, spec, spans, impl=impl, chunk=chunk)
+        return ops.mix(self._replace(chunk=chunk), impl=impl)
 
 
 def make_mixing(B: int, T: int, H: int, L: int, R: int, seed: int, *, diag: bool = True, shortcut: bool = True) -> ops.Mixing:
@@ -242,3 +214,23 @@ class Mine(Mixer):
     def mix(self, tokens, cache):
         return self.proj(tokens.x)
 """
+
+
+class Gates(torch.autograd.Function):
+    """pointwise.gates_forward with its gradient, as ops/layer.py uses them."""
+
+    @staticmethod
+    def forward(ctx: object, y: Tensor, sizes: list[int], use: str) -> tuple[Tensor, ...]:
+        ctx.sizes, ctx.use = sizes, use
+        ctx.save_for_backward(y)
+        return pointwise.gates_forward(y, sizes, use)
+
+    @staticmethod
+    def backward(ctx: object, *d: Tensor) -> tuple[Tensor | None, ...]:
+        return pointwise.gates_backward(*d, *ctx.saved_tensors, ctx.sizes, ctx.use), None, None
+
+
+def gates(y: Tensor, sizes: list[int], *, impl: str) -> tuple[Tensor, ...]:
+    if impl == "dense":
+        return pointwise.plain_gates(y, sizes)
+    return Gates.apply(y, sizes, pointwise.kernels_for(impl, y))

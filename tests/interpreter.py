@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 import triton.language as tl
@@ -74,7 +73,7 @@ def wide_problem(T: int, K: int, V: int, R: int, **options: object) -> Problem:
     kinds = {name: options[name] for name in ("diag", "shortcut") if name in options}
     routing = None if p.routing is None else make_mixing(B, T, G, L, R, 10, **kinds)
     reading = None if p.reading is None else make_mixing(B, T, H, L, R, 20, **kinds)
-    return replace(p, q=q, k=k, v=v, routing=routing, reading=reading)
+    return p._replace(q=q, k=k, v=v, routing=routing, reading=reading)
 
 
 def half_problem(T: int, S: int | None = None, **options: object) -> Problem:
@@ -84,7 +83,7 @@ def half_problem(T: int, S: int | None = None, **options: object) -> Problem:
     def smaller(mixing: object) -> object:
         return None if mixing is None else mixing._replace(A=0.4 * mixing.A, B=0.4 * mixing.B)
 
-    return replace(p, routing=smaller(p.routing), reading=smaller(p.reading))
+    return p._replace(routing=smaller(p.routing), reading=smaller(p.reading))
 
 
 def run(problem: Problem, impl: str, d_o: Tensor) -> dict[str, Tensor]:

@@ -21,8 +21,8 @@ import torch
 
 import hypermlp.ops.triton as package
 from executed import Case, emulated
-from helpers import Problem, randn
-from hypermlp.ops.registered import Inputs, flatten_mixing
+from helpers import randn
+from hypermlp.ops.registered import flatten
 from hypermlp.ops.triton import device
 from interpreter import flips, patched_once, rms, run
 
@@ -76,17 +76,10 @@ def put_in_place(modules: dict[str, ModuleType]) -> None:
         setattr(package, name, module)
 
 
-def flat(problem: Problem) -> Inputs:
-    return Inputs(
-        problem.q, problem.k, problem.v, *flatten_mixing(problem.routing, False), *flatten_mixing(problem.reading, True),
-        problem.spans,
-    )  # fmt: skip
-
-
 def worst_error(modules: dict[str, ModuleType], case: Case) -> float:
     """Of readout and gradients, or of a decoding step where the case has one row."""
     problem = case.problem().to(getattr(torch, case.dtype))
-    inputs, exact = flat(problem), problem.to(torch.float64)
+    inputs, exact = flatten(problem), problem.to(torch.float64)
     if case.T == 1:
         return rms(modules["stepping"].decode(inputs, problem.spec), exact.mix("dense"))
     d_o = randn(*problem.q.shape[:2], *problem.v.shape[2:], seed=99).to(problem.q.dtype)

@@ -1,6 +1,7 @@
 """The pinned versions go together, for every way to install."""
 
 import re
+import subprocess
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -69,10 +70,12 @@ def test_whatever_is_installed_for_the_project_is_pinned() -> None:
         requirement = todo.pop()
         name = canonicalize_name(requirement.name)
         try:
-            requires = metadata.requires(name) or []
+            requires, version = metadata.requires(name) or [], metadata.version(name).split("+")[0]
         except metadata.PackageNotFoundError:
             continue  # of an extra or a platform that is not installed here
         check(requirement)
+        if version != PINS[name]:
+            continue  # .ci/versions: what another version requires says nothing about the pins
         for extra in ["", *sorted(requirement.extras)]:
             if (name, extra) not in seen:
                 seen.add((name, extra))
@@ -115,3 +118,13 @@ def test_the_files_for_github_are_sound() -> None:
         assert all("id" in field and "label" in field["attributes"] for field in found[name]["body"])
     hooks = [hook["entry"].split()[0] for repo in found[".pre-commit-config.yaml"]["repos"] for hook in repo["hooks"]]
     assert set(hooks) == {"ruff", "mypy", "pytest"}
+
+
+def test_the_oldest_torch_is_declared_once() -> None:
+    (torch,) = (Requirement(text) for text in PROJECT["dependencies"] if text.startswith("torch"))
+    oldest = str(torch.specifier).removeprefix(">=")
+    assert f"PyTorch {oldest}" in (ROOT / "docs" / "install.md").read_text()
+    assert f"The oldest is {oldest}," in (ROOT / "CONTRIBUTING.md").read_text()
+    assert tuple(map(int, metadata.version("torch").split(".")[:2])) >= tuple(map(int, oldest.split(".")))
+    listed = subprocess.run([ROOT / ".ci" / "versions", "--list"], capture_output=True, text=True, check=True).stdout.split()
+    assert listed[:2] == [f"{oldest}.0", PINS["torch"]]

@@ -10,33 +10,43 @@ from hypermlp.config import HyperGLUConfig
 from hypermlp.mixers.hyper import HyperGLU, HyperMLP
 
 if TYPE_CHECKING:
-    from hypermlp.mixers import build_mixer
+    from hypermlp.cache import Cache
+    from hypermlp.mixers import Mixer, build_mixer
     from hypermlp.models.generate import generate
     from hypermlp.models.lm import LanguageModel, ModelConfig
-    from hypermlp.train.optimisation import matrices, parameter_groups
+    from hypermlp.models.saved import load_model, save_model
+    from hypermlp.train.optimisation import muon_parameters, parameter_groups
 
 __all__ = [
+    "Cache",
     "HyperGLU",
     "HyperGLUConfig",
     "HyperMLP",
     "LanguageModel",
+    "Mixer",
     "ModelConfig",
     "__version__",
     "build_mixer",
     "generate",
-    "matrices",
+    "load_model",
+    "muon_parameters",
     "parameter_groups",
+    "save_model",
 ]
 
 __version__ = "0.1.0"
 
 _LATER = {
+    "Cache": "hypermlp.cache",
     "LanguageModel": "hypermlp.models.lm",
+    "Mixer": "hypermlp.mixers",
     "ModelConfig": "hypermlp.models.lm",
     "build_mixer": "hypermlp.mixers",
     "generate": "hypermlp.models.generate",
-    "matrices": "hypermlp.train.optimisation",
+    "load_model": "hypermlp.models.saved",
+    "muon_parameters": "hypermlp.train.optimisation",
     "parameter_groups": "hypermlp.train.optimisation",
+    "save_model": "hypermlp.models.saved",
 }
 
 

@@ -102,6 +102,8 @@ class Cache:
 
     def check(self, x: Tensor, spec: CacheSpec) -> None:
         """Refuse a cache that was not made for this layer, batch and device."""
+        if self.inputs.is_inference() and not torch.is_inference_mode_enabled():
+            self._leave_inference_mode()
         if self.spec != spec:
             raise ValueError(
                 f"the cache is one of {self.spec}, and this layer needs {spec}; make it with this layer's new_cache"
@@ -110,6 +112,12 @@ class Cache:
             raise ValueError(f"the cache has {self.batch_size} rows and x {x.shape[0]}; see cache.select and Cache.stack")
         if self.inputs.device != x.device:
             raise ValueError(f"the cache is on {self.inputs.device} and x on {x.device}; make it with device={str(x.device)!r}")
+
+    def _leave_inference_mode(self) -> None:
+        """Tensors that were made in torch.inference_mode cannot be changed outside it; copies can."""
+        self.inputs = self.inputs.clone()
+        self.slots = {name: t.clone() for name, t in self.slots.items()}
+        self.states = {name: t.clone() for name, t in self.states.items()}
 
     @property
     def recent(self) -> Tensor:
@@ -125,27 +133,24 @@ class Cache:
 
         Returns the slots to read (name → B S …) and their spans (None where every row is read whole and alike).
         """
-        self.remember(inputs, counts)
-        if self._too_long(counts):
-            return self._append_long(new, counts)
-        at = self.claim(counts)
+        room = self.reserve(counts)
         for name, values in new.items():
-            write(self.slots[name], values, at, counts)
-        return readable(self.slots, self.begin, self.end, counts, inputs.shape[1])
+            write(room.slots[name], values, room.at, counts)
+        room.keep(inputs)
+        return readable(room, inputs.shape[1])
+
+    def reserve(self, counts: list[int]) -> Room:
+        """Room for counts[b] more slots in each row, beside those that they see; nothing counts as held before room.keep."""
+        if self._too_long(counts):
+            return self._join(counts)
+        self._make_room(counts)
+        return Room(self, self.slots, self.begin, self.end, counts)
 
     def advance(self, states: dict[str, Tensor], inputs: Tensor, counts: list[int]) -> None:
         """Replace the states by those after counts[b] more tokens of each row; `inputs` (B T …) are what convolutions take."""
         self.remember(inputs, counts)
         self.states = {name: states[name].to(old.dtype) for name, old in self.states.items()}
         self.seen = [seen + n for seen, n in zip(self.seen, counts, strict=True)]
-
-    def claim(self, counts: list[int]) -> list[int]:
-        """Make room for counts[b] more slots in each row and count them as held; returns where they begin."""
-        self._make_room(counts)
-        at = self.end
-        self.end = [end + n for end, n in zip(at, counts, strict=True)]
-        self.seen = [seen + n for seen, n in zip(self.seen, counts, strict=True)]
-        return at
 
     def remember(self, inputs: Tensor, counts: list[int]) -> None:
         """Take the first counts[b] of `inputs` (B T C) into the recent inputs."""
@@ -171,25 +176,25 @@ class Cache:
         self.inputs[:, : values.shape[1]] = values
         self.tail = self.keep - at
 
-    def _append_long(self, new: dict[str, Tensor], counts: list[int]) -> tuple[dict[str, Tensor], Tensor | None]:
-        """A chunk that does not fit beside the window: read it once from a joined copy, then keep the last of it."""
+    def _join(self, counts: list[int]) -> Room:
+        """For a chunk that does not fit beside the window: a copy of what is held, with room behind it, to be read once."""
         held = [end - begin for begin, end in zip(self.begin, self.end, strict=True)]
-        total = [h + n for h, n in zip(held, counts, strict=True)]
+        longest = max(h + n for h, n in zip(held, counts, strict=True))
         joined = {}
-        for name, values in new.items():
-            old = self.slots[name]
-            joined[name] = old.new_zeros(old.shape[0], max(total), *old.shape[2:])
+        for name, old in self.slots.items():
+            joined[name] = old.new_zeros(old.shape[0], longest, *old.shape[2:])
             for b, (begin, end) in enumerate(zip(self.begin, self.end, strict=True)):
                 joined[name][b, : end - begin] = old[b, begin:end]
-            write(joined[name], values, held, counts)
-        kept = [min(t, self._held()) for t in total]
+        return Room(self, joined, [0] * len(held), held, counts)
+
+    def _keep_last(self, room: Room) -> None:
+        """Take the last slots of a joined copy."""
+        kept = [min(end, self._held()) for end in room.end]
         self._resize(max(kept))
-        for name, values in joined.items():
-            for b, (stop, count) in enumerate(zip(total, kept, strict=True)):
+        for name, values in room.slots.items():
+            for b, (stop, count) in enumerate(zip(room.end, kept, strict=True)):
                 self.slots[name][b, :count] = values[b, stop - count : stop]
         self.begin, self.end = [0] * len(kept), kept
-        self.seen = [seen + n for seen, n in zip(self.seen, counts, strict=True)]
-        return readable(joined, self.begin, total, counts, next(iter(new.values())).shape[1])
 
     def _held(self) -> int:
         """Slots that a row keeps when its window moves: what the next token sees, and what crop may go back to."""
@@ -374,19 +379,40 @@ class Cache:
         return f"Cache(lengths={self.seen}, window={self.window}, room={self.room}, nbytes={self.nbytes:,})"
 
 
+class Room:
+    """Slots of a cache to write new tokens into and to read from: row b reads [begin[b], end[b]), new from at[b] on."""
+
+    def __init__(self, cache: Cache, slots: dict[str, Tensor], begin: list[int], at: list[int], counts: list[int]) -> None:
+        self.cache, self.slots, self.begin, self.at, self.counts = cache, slots, begin, at, counts
+        self.end = [a + n for a, n in zip(at, counts, strict=True)]
+
+    def spans(self) -> Tensor:
+        """See ops.types.dense_spans."""
+        rows = zip(self.counts, self.begin, self.end, strict=True)
+        return on_host([[b, 0, n, first, last] for b, (n, first, last) in enumerate(rows)]).reshape(-1, 5)
+
+    def keep(self, inputs: Tensor) -> None:
+        """Count the new tokens as held, now that they are written; `inputs` (B T C) are what they were made from."""
+        cache = self.cache
+        cache.remember(inputs, self.counts)
+        if self.slots is cache.slots:
+            cache.end = self.end
+        else:
+            cache._keep_last(self)
+        cache.seen = [seen + n for seen, n in zip(cache.seen, self.counts, strict=True)]
+
+
 def on_host(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
     """Whole numbers as a tensor in the CPU's memory, whatever torch's default device is."""
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
-def readable(
-    slots: dict[str, Tensor], begin: list[int], end: list[int], counts: list[int], rows: int
-) -> tuple[dict[str, Tensor], Tensor | None]:
+def readable(room: Room, rows: int) -> tuple[dict[str, Tensor], Tensor | None]:
     """The slots as the operator takes them: cut to size where all rows are alike, else with spans."""
+    begin, end, counts = room.begin, room.end, room.counts
     if counts and all(min(x) == max(x) for x in (begin, end, counts)) and counts[0] == rows:
-        return {name: values[:, begin[0] : end[0]] for name, values in slots.items()}, None
-    spans = [[b, 0, n, first, last] for b, (n, first, last) in enumerate(zip(counts, begin, end, strict=True))]
-    return slots, on_host(spans).reshape(-1, 5)
+        return {name: values[:, begin[0] : end[0]] for name, values in room.slots.items()}, None
+    return room.slots, room.spans()
 
 
 def write(into: Tensor, values: Tensor, at: list[int], counts: list[int]) -> None:

@@ -20,6 +20,7 @@ GateAct = Literal["sigmoid", "none"]
 Init = Literal["paper", "decays"]
 Impl = Literal["auto", "dense", "chunked", "native", "triton"]
 
+END = "<|endoftext|>"  # the token that ends a document
 IGNORED = -100  # the target that losses and scores leave out, as torch's cross entropy does
 
 

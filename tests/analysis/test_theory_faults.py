@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hypermlp import ops
 from hypermlp.analysis.theory import STATEMENTS, Case
 from hypermlp.analysis.theory.faults import FAULTS, JUNK, notices, seeded
 from hypermlp.analysis.theory.setting import own_context
+from hypermlp.ops import dispatch
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "theory.md").read_text()
 CHECKED = [number for number, entry in STATEMENTS.items() if entry.check is not None]
@@ -50,7 +50,7 @@ def test_a_fault_changes_the_layer(name: str) -> None:
     gap = max(float((wrong - right).abs().max() / right.abs().max()), float((wrong_rows - rows).abs().max()))
     assert gap > 1e-4
     torch.testing.assert_close(own_context(layer, X), right)  # and is gone afterwards
-    assert ops.compute.__module__ == "hypermlp.ops"
+    assert dispatch.compute.__module__ == "hypermlp.ops.dispatch"
 
 
 @pytest.mark.parametrize("number", CHECKED)

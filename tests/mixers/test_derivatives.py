@@ -13,9 +13,6 @@ from helpers import assert_same, make_layer, over, perturb, randn
 from hypermlp.mixers import DISTINCT, build_mixer
 from hypermlp.mixers.base import Mixer
 
-# Forward mode loads parts of torch that still use torch.jit.script.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
-
 T = 9
 Layer = Callable[[Tensor], Tensor]
 each_fast = over([("chunked", 4), ("native", None), ("auto", None)])

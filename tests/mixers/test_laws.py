@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -85,6 +86,26 @@ def test_gradients_are_finite_however_far_gates_and_decays_are_driven(name: str,
         assert value.isfinite().all(), key
 
 
-def test_unknown_mixer_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=f"unknown mixer 'linear attention'; known are {', '.join(sorted(MIXERS))}, and the l"):
-        build_mixer("linear attention", WIDTH, T)
+@pytest.mark.parametrize(
+    "name, meant",
+    [
+        *[("GLA", "gla"), ("RetNet", "retnet"), ("RWKV7", "rwkv7"), ("RWKV-7", "rwkv7"), ("Softmax", "softmax")],
+        *[("linear attention", "linear"), ("Gated DeltaNet", "gated_deltanet"), ("sofmax", "softmax")],
+        ("HyperGLU", "hyperglu"),
+    ],
+)
+def test_an_unknown_mixer_is_told_the_nearest_and_all_others(name: str, meant: str) -> None:
+    known = f"unknown mixer {name!r}; did you mean {meant!r}? Known are {', '.join(sorted(MIXERS))}, and the labels of Table 1"
+    with pytest.raises(ValueError, match=re.escape(known)):
+        build_mixer(name, WIDTH, T)
+
+
+def test_a_name_near_to_none_is_told_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown mixer 'xyz'; known are deltanet, "):
+        build_mixer("xyz", WIDTH, T)
+
+
+@pytest.mark.parametrize("name", ["G-gc-q", "S!", "R-cg-q-12oo"])
+def test_a_label_with_a_mistake_is_explained_as_a_label(name: str) -> None:
+    with pytest.raises(ValueError, match="is no label of Table 1's grammar"):
+        build_mixer(name, WIDTH, T)

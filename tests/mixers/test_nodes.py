@@ -16,7 +16,6 @@ OPTIONS = {
     "usual": {},
     "biases": {"bias": True},
     "no convolutions": {"use_kv_conv": False},
-    "no readout gate": {"use_vo_gate": False},
     "relu": {"attn_kind": "relu"},
     "shared factors": {"op1_per_head": False, "op2_per_head": False},
     "no norm": {"attn_norm": "none"},
@@ -31,10 +30,10 @@ def small(**options: object) -> HyperGLU:
     return make_layer(dtype=torch.float32, block_size=9, **options)
 
 
-@pytest.fixture(params=["whole", "in nodes"])
+@pytest.fixture(params=["whole", "fused"])
 def whole(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether layers of whole panels go in one call."""
-    if request.param == "in nodes":
+    if request.param == "fused":
         monkeypatch.setattr(native, "MOST_TOKENS", -1)
     return request.param == "whole"
 
@@ -102,7 +101,7 @@ BLOCKS = {
     "usual": {},
     "biases": {"bias": True},
     "no convolutions": {"use_kv_conv": False},
-    "three taps, no gate": {"conv_kernel_size": 3, "use_vo_gate": False},
+    "three taps": {"conv_kernel_size": 3},
     "relu": {"attn_kind": "relu", "op1_shortcut": False},
     "no diagonals": {"op1_use_diag": False, "op2_use_diag": False, "op2_shortcut": False},
     "no norm": {"op2_rank": 16, "attn_norm": "none"},
@@ -115,7 +114,7 @@ def test_blocks_of_rows_equal_the_reference(options: dict, threads: int, whole: 
     layer = make_layer(dtype=torch.float32, block_size=64, **{**PANELS, **options})
     calls, run = [], nodes.run_whole
     monkeypatch.setattr(nodes, "run_whole", lambda *a: calls.append(1) or run(*a))
-    assert native.fits(torch.empty(1, 1, 64), layer._weights().weights)
+    assert native.fits(torch.empty(1, 1, 64), layer.tensors())
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -125,7 +124,7 @@ def test_blocks_of_rows_equal_the_reference(options: dict, threads: int, whole: 
             assert_same(found, expected, 2e-5)
     finally:
         torch.set_num_threads(before)
-    assert len(calls) == 3 * (whole and layer.gate_vo is not None)
+    assert len(calls) == 3 * whole
 
 
 def test_no_whole_layer_where_somebody_listens_or_parameters_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +149,6 @@ def test_the_way_back_through_the_readouts_gate() -> None:
     o, g = o.requires_grad_(), g.requires_grad_()
     y = o * torch.sigmoid(g)
     d_o, d_g = torch.autograd.grad(y, (o, g), d_y)
-    found = native.ungate(d_y.clone(), y.detach(), g.detach(), 2)
-    dots = (d_o * o).detach().unflatten(2, (2, 3)).sum(-1)
-    for got, want in zip(found, (d_o, d_g, dots), strict=True):
+    found = native.ungate(d_y.clone(), y.detach(), g.detach())
+    for got, want in zip(found, (d_o, d_g), strict=True):
         assert torch.allclose(got, want, rtol=1e-5, atol=1e-6)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from helpers import assert_same
-from hypermlp import HyperGLU, HyperGLUConfig, HyperMLP, LanguageModel, ModelConfig, matrices, parameter_groups
+from hypermlp import HyperGLU, HyperGLUConfig, HyperMLP, LanguageModel, ModelConfig, muon_parameters, parameter_groups
 
 
 def test_fields_may_be_given_by_name() -> None:
@@ -52,7 +52,7 @@ def test_the_projection_to_the_residual_stream_is_marked() -> None:
 def test_matrices_are_the_linear_layers_inside(tied: bool) -> None:
     model = LanguageModel(ModelConfig(vocabulary=50, width=32, depth=1, length=16, tied=tied))
     names = {p: name for name, p in model.named_parameters()}
-    found = {names[p] for p in matrices(model)}
+    found = {names[p] for p in muon_parameters(model)}
     assert {"blocks.0.mixer.o.weight", "blocks.0.mixer.op1.control.weight", "blocks.0.ffn.up.weight"} <= found
     assert all(name.endswith(".weight") and model.get_parameter(name).dim() == 2 for name in found)
     left_out = {"embedding.weight", "head.weight", "norm.weight", "blocks.0.mixer.op1.A", "blocks.0.mixer.op2.diag"}
@@ -69,5 +69,5 @@ def test_matrices_of_a_model_of_ones_own() -> None:
             self.attn, self.mlp = HyperGLU(n_embd=16, n_head=2, block_size=8), nn.Linear(16, 16)
 
     block = Block()
-    assert any(p is block.mlp.weight for p in matrices(block))
-    assert not any(p is block.attn.op1.A for p in matrices(block))
+    assert any(p is block.mlp.weight for p in muon_parameters(block))
+    assert not any(p is block.attn.op1.A for p in muon_parameters(block))

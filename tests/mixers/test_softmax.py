@@ -154,15 +154,13 @@ def test_packing_needs_no_quadratic_mask(monkeypatch: pytest.MonkeyPatch) -> Non
     assert masks == [None, None]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
 def test_one_graph(packed: bool) -> None:
     layer, x = make(torch.float32, **OPTIONS["all"]), randn(1, T, WIDTH, dtype=torch.float32)
     inputs = {"cu_seqlens": torch.tensor([0, 4, T])} if packed else {}
-    torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert_same(compiled(x, **inputs), layer(x, **inputs), 1e-5)
-    torch._dynamo.reset()
 
 
 def feed(layer: nn.Module, x: Tensor, sizes: list[int], cache: Cache) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,11 +9,8 @@ from torch import Tensor
 from helpers import assert_same, make_layer, make_problem, over, randn, run_layer
 from hypermlp.mixers import DISTINCT, build_mixer
 
-# The inductor and forward mode load parts of torch that still use torch.jit.script; the tracer instantiates autograd functions.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-]
+# The tracer instantiates autograd functions.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 T = 9
 OPTIONS = {
@@ -24,13 +19,6 @@ OPTIONS = {
     "packed": {"cu_seqlens": torch.tensor([0, 3, 9])},
 }
 each_impl = over([("dense", None), ("chunked", 4), ("native", None), ("auto", None)])
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def compare_compiled(backend: str, options: dict, impl: str, chunk: int | None) -> None:

@@ -149,6 +149,7 @@ def test_positions_that_run_on_are_one_document() -> None:
         model(tokens, position_ids=torch.zeros(2, 4, dtype=torch.long))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("mixer", ["hyperglu", "softmax", "gated_deltanet", "mamba"])
 @pytest.mark.parametrize("padded", [False, True])
 def test_packed_documents_compile_without_a_break(mixer: str, padded: bool) -> None:
@@ -180,3 +181,34 @@ def test_a_cache_and_gradient_checkpointing_exclude_each_other() -> None:
     with pytest.raises(ValueError, match=r"while gradient checkpointing trains: call model\.eval\(\) first"):
         model(some_tokens(1, 3), past_key_values=model.generation_cache())
     assert len(write(model, some_tokens(1, 3), 4)[0]) == 4  # generates without a cache
+
+
+@STYLES
+def test_borders_of_documents_run_over_all_rows(style: str) -> None:
+    net, model = pair(style=style, length=60)
+    tokens = some_tokens(2, 8)
+    found = model(tokens, cu_seq_lens_q=torch.tensor([0, 3, 8, 14, 16], dtype=torch.int32)).logits
+    expected = [torch.cat([net(row[None, a:b])[0] for a, b in parts]) for row, parts in zip(tokens, CUTS, strict=True)]
+    assert_same(found, torch.stack(expected))
+
+
+CUTS = [[(0, 3), (3, 8)], [(0, 6), (6, 8)]]
+
+
+def test_positions_that_jump_forward_are_those_of_one_document() -> None:
+    net, model = pair()
+    tokens = some_tokens(1, 8)
+    assert_same(model(tokens, position_ids=torch.tensor([[0, 1, 2, 5, 6, 7, 8, 20]])).logits, net(tokens))
+    mask = torch.tensor([[1, 1, 0, 0, 1, 1, 1, 1]])
+    found = model(tokens, attention_mask=mask, position_ids=torch.arange(8)[None]).logits
+    assert_same(found[:, mask[0] != 0], net(tokens[:, mask[0] != 0]))
+
+
+@pytest.mark.parametrize("token", [-1, VOCABULARY])
+def test_a_token_outside_the_vocabulary_is_named(token: int) -> None:
+    net, model = pair()
+    for forward in (net, model):
+        with pytest.raises(
+            ValueError, match=f"token {token} is outside the vocabulary, 0 to {VOCABULARY - 1}; use the tokenizer"
+        ):
+            forward(torch.tensor([[1, token]]))

@@ -175,3 +175,14 @@ def test_what_cannot_be_done_is_refused() -> None:
         model(tokens, output_attentions=True)
     with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
         model(tokens, inputs_embeds=torch.zeros(1, 5, 16).double())
+
+
+def test_a_mixer_without_a_cache_names_the_option_that_does_without() -> None:
+    net, model = pair(mixer="G-12!", length=30)
+    prompt = some_tokens(2, 5)
+    with pytest.raises(ValueError, match=r"this model \(G-12!\) has a mixer without a cache; .* use_cache=False"):
+        write(model, prompt, 4)
+    written = torch.tensor(write(model, prompt, 4, use_cache=False))
+    whole = torch.cat([prompt, written], 1)
+    for i in range(4):
+        assert torch.equal(net(whole[:, : 5 + i])[:, -1].argmax(-1), written[:, i])

@@ -31,7 +31,7 @@ def test_labels_give_the_loss_of_each_next_token() -> None:
 def test_gradient_checkpointing_reads_blocks_again_and_changes_nothing() -> None:
     _, model = pair(mixer=("hyperglu", "softmax"))
     tokens, calls = some_tokens(2, 12), []
-    model.train().model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    model.train().model.blocks[0].mixer.register_forward_pre_hook(lambda *_: calls.append(1))
     found = []
     for enable in (model.gradient_checkpointing_disable, model.gradient_checkpointing_enable):
         enable()
@@ -128,6 +128,7 @@ def test_adapters_are_not_passed_over_by_the_native_step() -> None:
     assert (stepwise - without).abs().max() > 1e-3
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_forward_compiles_without_a_break() -> None:
     _, model = pair(mixer=("hyperglu", "softmax"))
     tokens = some_tokens(2, 12)

@@ -141,8 +141,8 @@ def test_config_round_trip_and_errors() -> None:
     saved = model(init="paper").config.to_dict()
     assert saved.pop("init") == "paper"
     assert ModelConfig.from_dict(saved).init == "paper", "what was saved before there was a choice"
-    with pytest.raises(ValueError, match=r"unknown model fields \['heads'\]; known are"):
-        ModelConfig.from_dict({"heads": 2})
+    with pytest.raises(ValueError, match=r"unknown model fields \['layers'\]; known are"):
+        ModelConfig.from_dict({"layers": 2})
     with pytest.raises(ValueError, match=r"depth \(0\) must be a whole number of at least 1"):
         model(depth=0)
     with pytest.raises(ValueError, match="style"):
@@ -171,6 +171,25 @@ def follow_greedily(net: LanguageModel, prompt: Tensor, count: int) -> Tensor:
 def test_generation_with_a_cache_equals_full_forwards(name: str) -> None:
     net, prompt = exact(name=name), some_tokens(2, 5)
     assert generate(net, prompt, 30).tolist() == follow_greedily(net, prompt, 30).tolist()
+
+
+@pytest.mark.parametrize("mixer", ["hyperglu", "softmax", "gla"])
+def test_generation_without_a_cache_writes_what_it_writes_with_one(mixer: str) -> None:
+    net = model(mixer=mixer, length=64)
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    prompt = some_tokens(3, 5)
+    written = generate(net, prompt, 12, attention_mask=mask, use_cache=False)
+    assert written.tolist() == generate(net, prompt, 12, attention_mask=mask).tolist()
+
+
+def test_a_model_without_a_cache_generates_by_whole_passes() -> None:
+    net = model(mixer=("softmax", "G-12!"), length=32)
+    assert not net.has_cache
+    assert model().has_cache
+    prompt = some_tokens(2, 3)
+    with pytest.raises(ValueError, match="use_cache=False"):
+        generate(net, prompt, 5)
+    assert generate(net, prompt, 20, use_cache=False).tolist() == follow_greedily(net, prompt, 20).tolist()
 
 
 def test_padded_prompts_generate_what_each_would_alone() -> None:

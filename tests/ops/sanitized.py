@@ -32,7 +32,7 @@ def layer_of_whole_panels(draw: random.Random) -> HyperGLU:
         use_vo_gate=draw.random() < 0.8,
         bias=draw.random() < 0.3,
     )
-    assert native.fits(torch.empty(1, 1, layer.width), layer._weights().weights)
+    assert native.fits(torch.empty(1, 1, layer.width), layer.tensors())
     return layer
 
 

@@ -105,6 +105,20 @@ def test_the_file_name_depends_on_processor_and_every_source(monkeypatch: pytest
     assert len(names) == 2 + len(sources) > 8
 
 
+def test_flags_of_the_user_come_last_and_name_another_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\necho "$@" > "$last"\n')
+    compiler.chmod(0o700)
+    names = set()
+    for flags in ("", "-march=x86-64-v3", "-march=x86-64 -DNAME='a b'"):
+        monkeypatch.setenv("HYPERMLP_CXXFLAGS", flags)
+        names.add(build.digest(str(compiler)))
+        build.compile_to(tmp_path / "kernel.so", str(compiler))
+        command = (tmp_path / "kernel.so").read_text()
+        assert f"-march=native {flags.replace(chr(39), '')}".strip() + f" {build.SOURCES}" in command
+    assert len(names) == 3
+
+
 def test_a_cache_folder_that_cannot_be_written_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HYPERMLP_CACHE", str(tmp_path / "file"))
@@ -182,14 +196,57 @@ def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert build.cache_folder().is_dir()
 
 
-def test_a_field_that_differs_from_the_compiled_structure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_structure_of_another_size_than_the_compiled_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = build.library().handle
     assert handle is not None
-    bindings.check_layout(handle)
+    bindings.check_sizes(handle)
 
-    class Swapped(ctypes.Structure):  # of the right size, with two fields in each other's place
-        _fields_ = (("bias", ctypes.c_void_p), ("w", ctypes.c_void_p))
+    class Longer(ctypes.Structure):
+        _fields_ = (*bindings.STRUCTURES["hm_view"]._fields_, ("more", ctypes.c_int64))
 
-    monkeypatch.setitem(bindings.MIRRORED, "hm_weights", Swapped)
-    with pytest.raises(RuntimeError, match=r"disagree about hm_weights\.bias, hm_weights\.w$"):
-        bindings.check_layout(handle)
+    monkeypatch.setitem(bindings.STRUCTURES, "hm_view", Longer)
+    monkeypatch.setitem(bindings.STRUCTURES, "hm_new_args", Longer)
+    with pytest.raises(RuntimeError, match=r"differ from the compiled ones: hm_view, hm_new_args$"):
+        bindings.check_sizes(handle)
+
+
+def test_the_structures_are_those_of_the_header() -> None:
+    header = """#pragma once
+#include <cstdint>
+using i64 = int64_t;
+// A comment; with struct hm_x { in it }
+struct hm_pair {
+    const float *a, *b[3];  // two
+    i64 n, m[2];
+};
+struct hm_all {
+    double eps;
+    hm_pair first, second;
+    const unsigned char *begins;
+};
+"""
+    found = bindings.read_structures(header)
+    assert {name: ctypes.sizeof(made) for name, made in found.items()} == {"hm_pair": 56, "hm_all": 128}
+    assert [name for name, *_ in found["hm_all"]._fields_] == ["eps", "first", "second", "begins"]
+    assert found["hm_pair"].m.offset == 40
+
+
+@pytest.mark.parametrize(
+    "line", ["int n;", "float x;", "i64 n : 3;", "hm_later x;", "float *x = nullptr;", "i64 (*f)();", "std::vector<i64> x;"]
+)
+def test_a_line_of_the_header_that_cannot_be_read_is_an_error(line: str) -> None:
+    with pytest.raises(ValueError, match=r"bindings\.py (cannot read|knows no type)"):
+        bindings.read_structures(f"struct hm_x {{\n    i64 a;\n    {line}\n}};\n")
+
+
+@pytest.mark.parametrize("line", ['#include "other.h"', "typedef int hm_int;", "struct other { i64 a; };", "#pragma pack(1)"])
+def test_a_line_outside_the_structures_that_cannot_be_read_is_an_error(line: str) -> None:
+    with pytest.raises(ValueError, match=r"bindings\.py cannot read"):
+        bindings.read_structures(f"#pragma once\n{line}\n")
+
+
+def test_failures_of_the_kernel_are_errors_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    for status, error, words in ((1, MemoryError, "out of memory"), (2, RuntimeError, "do not agree")):
+        monkeypatch.setattr(bindings, "entry_point", lambda name, status=status: lambda a: status)
+        with pytest.raises(error, match=words):
+            bindings.call("hm_step", bindings.STRUCTURES["hm_step_args"]())

@@ -39,6 +39,19 @@ def test_zero_input(norm: str, dtype: torch.dtype, impl: str, chunk: int | None)
     assert (found["y"] == 0).all()
 
 
+@pytest.mark.parametrize("impl, rows", [("chunked", 7), ("native", 96)])
+def test_how_far_a_nan_reaches(impl: str, rows: int) -> None:
+    """As docs/layer.md says: what sees it, and the rest of a strip on either side."""
+    layer, x = make_layer(dtype=torch.float32), randn(2, 400, 16, dtype=torch.float32)
+    x[0, 200] = float("nan")
+    bad = layer(x, impl=impl, chunk_T=7 if impl == "chunked" else None).isnan().any(-1)
+    seen = 200 + layer.config.block_size + layer.config.conv_kernel_size - 2  # the last row that sees it
+    assert bad[0, 200 : seen + 1].all()
+    assert not bad[0, : 201 - rows].any()
+    assert not bad[0, seen + rows :].any()
+    assert not bad[1].any()
+
+
 @each_impl
 @each_type
 def test_fully_masked_row(dtype: torch.dtype, impl: str, chunk: int | None) -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import assert_same, make_problem, randn, run_problem
+from helpers import assert_same, gates, make_problem, randn, run_problem
 from hypermlp.ops import native, pointwise
 from hypermlp.ops.native import library
-from hypermlp.ops.registered import Inputs, flatten_mixing
+from hypermlp.ops.registered import flatten
 
 
 @pytest.fixture(autouse=True)
@@ -101,12 +101,9 @@ def test_the_gradient_of_v_takes_the_place_of_that_of_o(name: str, ranks: tuple[
     torch.set_num_threads(count)
     leaves = {leaf: t.clone().requires_grad_() for leaf, t in problem.leaves().items()}
     p = problem.with_leaves(leaves)
-    o, rho = native.mix_linked(
-        Inputs(p.q, p.k, p.v, *flatten_mixing(p.routing, False), *flatten_mixing(p.reading, True), p.spans), p.spec
-    )
+    o = native.mix_owned(flatten(p), p.spec)
     d_o = randn(*o.shape, seed=99, dtype=o.dtype)
-    dots = (d_o * o.detach()).sum(-1)
-    found = torch.autograd.grad((o, rho), list(leaves.values()), (d_o, dots))
+    found = torch.autograd.grad(o, list(leaves.values()), d_o)
     assert found[2].data_ptr() == d_o.data_ptr()
     found = {"o": o.detach(), **{f"d {leaf}": g for leaf, g in zip(leaves, found, strict=True)}}
     assert_same(found, run_problem(problem), 2e-5)
@@ -169,9 +166,9 @@ def test_gates_equal_the_plain_ones_on_strided_slices() -> None:
     y = randn(2, 9, 40)
     sizes = [11, 11, 10, 8]
     expected_in = y.clone().requires_grad_()
-    expected = pointwise.gates(expected_in, sizes, impl="dense")
+    expected = gates(expected_in, sizes, impl="dense")
     found_in = y.float().requires_grad_()
-    found = pointwise.gates(found_in, sizes, impl="native")
+    found = gates(found_in, sizes, impl="native")
     weights = [randn(*e.shape, seed=i) for i, e in enumerate(expected)]
     sum((e * w).sum() for e, w in zip(expected, weights, strict=True)).backward()
     sum((f * w.float()).sum() for f, w in zip(found, weights, strict=True)).backward()
@@ -187,16 +184,3 @@ def test_gate_equals_the_plain_one() -> None:
         y.backward(randn(2, 5, 7, seed=2, dtype=dtype))
         results.append({"y": y, "dx": x.grad, "dg": g.grad})
     assert_same(results[1], results[0], 1e-6)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 16])
-@pytest.mark.parametrize("count", [1, 3])
-def test_few_row_products_equal_linear(rows: int, count: int) -> None:
-    torch.set_num_threads(count)
-    wide = randn(rows, 1, 90, dtype=torch.float32)
-    products = [
-        (wide[..., 5:42], randn(out, 37, seed=out, dtype=torch.float32), randn(out, seed=1).float() if out % 2 else None)
-        for out in (1, 4, 77, 300)
-    ]
-    for found, (x, w, b) in zip(native.linears(products), products, strict=True):
-        assert_same(found, torch.nn.functional.linear(x, w, b), 1e-6)

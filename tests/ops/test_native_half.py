@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import Problem, make_problem, randn, run_problem
+from helpers import Problem, gates, make_problem, randn, run_problem
 from hypermlp.ops import native, pointwise
 
 HALF = torch.bfloat16
 VALUES = 6e-3  # norm-wise; half a unit in the last place of bfloat16 is 4e-3
-GRADIENTS = 5e-2  # of the operator: where the norm's pull nearly cancels the rest, the rounding of o in d_o·o stays
+GRADIENTS = 2.5e-2  # of the operator
 
 # T, S, L, K, V; then other arguments of make_problem
 CASES = {
@@ -110,7 +110,7 @@ def test_convolution_goes_on_from_its_history() -> None:
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (19, 19, 3, 5), (64, 64, 32, 16)])
 def test_gates(sizes: tuple[int, ...]) -> None:
     y = (3 * randn(2, 23, sum(sizes))).to(HALF)
-    compare(lambda y: pointwise.plain_gates(y, sizes), lambda y: pointwise.gates(y, sizes, impl="native"), y)
+    compare(lambda y: pointwise.plain_gates(y, sizes), lambda y: gates(y, sizes, impl="native"), y)
     x, g = (3 * randn(2, 23, sizes[0], seed=s).to(HALF) for s in (1, 2))
     compare(pointwise.plain_gate, lambda x, g: pointwise.gate(x, g, impl="native"), x, g)
 
@@ -118,11 +118,10 @@ def test_gates(sizes: tuple[int, ...]) -> None:
 def test_way_back_through_the_readouts_gate() -> None:
     o, g, d = (randn(2, 23, 3 * 37, seed=s).to(HALF) for s in range(3))
     y = pointwise.plain_gate(o, g)
-    d_o, d_g, dots = native.ungate(d.clone(), y, g, 3)
+    d_o, d_g = native.ungate(d.clone(), y, g)
     exact = d.double() * torch.sigmoid(g.double())
     assert relative(d_o, exact, 0) <= VALUES
     assert relative(d_g, d.double() * y.double() * torch.sigmoid(-g.double()), 0) <= VALUES
-    assert torch.allclose(dots, (d.float() * y.float()).unflatten(2, (3, 37)).sum(-1), atol=1e-4)
 
 
 def test_rounding_is_torchs() -> None:

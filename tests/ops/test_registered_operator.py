@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helpers import make_problem, randn
-from hypermlp.ops.registered import flatten_mixing
+from hypermlp.ops.registered import flatten
 
 CASES = {
     "glu": {"T": 9, "L": 6},
@@ -21,7 +21,7 @@ def arguments(problem: object) -> tuple[object, ...]:
     leaves = {name: t.float().requires_grad_() for name, t in problem.leaves().items()}
     p = problem.with_leaves(leaves)
     s = p.spec
-    operators: tuple[Tensor | None, ...] = (*flatten_mixing(p.routing, False), *flatten_mixing(p.reading, True))
+    operators: tuple[Tensor | None, ...] = flatten(p).differentiable[3:]
     detached = [None if t is None else t.detach().requires_grad_() for t in operators]
     return (p.q, p.k, p.v, *detached, p.spans, s.kind, s.norm, s.aligner, s.causal, s.block_size, s.eps, 4)
 
@@ -42,4 +42,3 @@ def test_opcheck_companions(use: str) -> None:
     torch.library.opcheck(torch.ops.hypermlp.convs.default, (x, wk, wv, None, None, use))
     if use:
         torch.library.opcheck(torch.ops.hypermlp.gate.default, (x, x.detach().clone().requires_grad_(), use))
-        torch.library.opcheck(torch.ops.hypermlp.gates.default, (x, [1, 1, 2, 1], use))

@@ -46,7 +46,7 @@ def test_no_report_on_random_layers_and_caches() -> None:
 
 
 def test_the_sanitizer_would_report() -> None:
-    """A bias one float too short, handed over past the border check, is found."""
+    """A weight that is too short, handed over past the border check, is found."""
     code = f"""
 import sys
 sys.path.insert(0, {str(SCRIPT.parent)!r})
@@ -54,8 +54,8 @@ import sanitized, torch
 from hypermlp.ops.native import kernels
 short = torch.zeros(7)
 honest = kernels.pointer
-kernels.pointer = lambda x, *rest: honest(short if x is not None and x.dim() == 1 else x, *rest)
-kernels.linears([(torch.randn(1, 1, 16), torch.randn(64, 16), torch.zeros(64))])
+kernels.pointer = lambda x, *rest: honest(*((short, (7,)) if x is not None and x.dim() == 2 else (x, *rest)))
+kernels.convs_forward(torch.randn(1, 1, 64), torch.randn(64, 4), torch.randn(64, 4), None, None)
 """
     done = run(code)
     assert done.returncode != 0

@@ -36,7 +36,7 @@ from hypermlp.tasks import mad as mad_tasks
 from hypermlp.tasks.mad import MAD as TASKS
 from hypermlp.tasks.mad import SEED, generate
 from hypermlp.train.checkpoint import newest
-from hypermlp.train.fit import Examples, Fit
+from hypermlp.train.fit import EpochSampler, Fit
 from hypermlp.train.optimisation import Schedule
 from hypermlp.train.training import Recipe
 
@@ -101,7 +101,7 @@ def training(
 ) -> Fit:
     inputs = torch.arange(10)[:, None].expand(10, 2)
     rows = task_base.Examples(inputs, torch.ones(10, 2, dtype=torch.long))
-    examples = Examples(lambda epoch: [rows], batch=4, seed=seed)
+    examples = EpochSampler(lambda epoch: [rows], batch=4, seed=seed)
     recipe = Recipe(
         schedule=Schedule(**{"steps": 30, "lr": 1e-3, "final": 1.0, **schedule}),
         weight_decay=weight_decay,

@@ -112,11 +112,11 @@ def test_rows_that_cannot_be_read_or_scored_are_refused() -> None:
 
 def test_batches_have_one_length_and_epochs_have_rows_of_their_own() -> None:
     task = Echo()
-    batches = fit.Examples(task.open(task.baseline, 0).train, batch=5, seed=0)
+    batches = fit.EpochSampler(task.open(task.baseline, 0).train, batch=5, seed=0)
     assert batches.epoch == 6
     lengths = [batches(step)[0][0].shape for step in range(6)]
     assert sorted(lengths) == [(2, 4), (2, 6), (5, 4), (5, 4), (5, 6), (5, 6)]
-    again = fit.Examples(task.open(task.baseline, 0).train, batch=5, seed=0)
+    again = fit.EpochSampler(task.open(task.baseline, 0).train, batch=5, seed=0)
     assert torch.equal(again(7)[0][0], batches(7)[0][0]), "a batch depends on the step alone"
     rows = {tuple(row) for step in range(6) for row in batches(step)[0][0].tolist()}
     later = {tuple(row) for step in range(6, 12) for row in batches(step)[0][0].tolist()}
@@ -125,7 +125,7 @@ def test_batches_have_one_length_and_epochs_have_rows_of_their_own() -> None:
 
 def test_an_epoch_with_other_lengths_is_refused() -> None:
     groups = [tensors(Rows(np.zeros((4, n), np.int64), np.zeros((4, n), np.int64))) for n in (2, 3)]
-    batches = fit.Examples(lambda epoch: groups[: 2 - epoch], batch=2, seed=0)
+    batches = fit.EpochSampler(lambda epoch: groups[: 2 - epoch], batch=2, seed=0)
     batches(3)
     with pytest.raises(ValueError, match="as many rows of each length"):
         batches(4)

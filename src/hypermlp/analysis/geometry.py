@@ -69,7 +69,7 @@ def layer_field(layer: HyperGLU, context: Tensor, plane: Plane, head: int = 0) -
         q, k = made.q[:, -1:, head : head + 1], made.k[:, :, head : head + 1]
         unit = torch.eye(k.shape[1], dtype=k.dtype)[None, :, None].expand(len(x), -1, -1, -1)
         # Values that are unit vectors read out relu(h), and relu(h) − relu(−h) = h.
-        up, down = (ops.mix(sign * q, k, unit, routing, None, spec, impl="chunked") for sign in (1, -1))
+        up, down = (ops.mix(ops.MixCall(sign * q, k, unit, routing, None, spec), impl="chunked") for sign in (1, -1))
         return (up - down)[:, 0, 0].flip(-1)
 
     return torch.no_grad()(field)

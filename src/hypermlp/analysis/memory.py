@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from hypermlp.analysis.trace import Memory, Operator, Trace, identity
 from hypermlp.cache import Cache
-from hypermlp.mixers.base import Mixer, Tokens, check_input, gather_tokens
+from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.differential import DifferentialAttention
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.mixers.parts import NORM_EPS
@@ -66,11 +66,8 @@ def trace(
             f"{type(layer).__name__} keeps no slots that a token could be read from: it condenses its past into a state; "
             f"memory is defined for {known}"
         )
-    check_input(x, layer.width, next(layer.parameters()), attention_mask, cu_seqlens, cache)
-    if cache is not None:
-        cache.check(x, layer.cache_spec())
-        cache = cache.clone()
-    return ATTENTIONS[kind](layer, gather_tokens(x, attention_mask, cu_seqlens, cache), cache)
+    tokens = layer.prepare(x, attention_mask, cu_seqlens, cache)
+    return ATTENTIONS[kind](layer, tokens, None if cache is None else cache.clone())
 
 
 def can_trace(layer: nn.Module) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from unittest.mock import patch
 
 import torch
@@ -105,46 +105,14 @@ LAYER_CASES = (
 )
 
 
-class Operands(NamedTuple):
-    """Everything that ops.mix takes, but for how."""
-
-    q: Tensor  # B T G K
-    k: Tensor  # B S G K
-    v: Tensor  # B S H V
-    routing: ops.Mixing | None
-    reading: ops.Mixing | None
-    spec: ops.Spec
-    spans: Tensor | None
-
-    def leaves(self) -> dict[str, Tensor]:
-        found = {"q": self.q, "k": self.k, "v": self.v}
-        for name, mixing in (("R1", self.routing), ("R2", self.reading)):
-            if mixing is not None:
-                found |= {f"{name}.{f}": t for f, t in mixing._asdict().items() if isinstance(t, Tensor)}
-        return found
-
-    def with_leaves(self, leaves: Mapping[str, Tensor]) -> Operands:
-        def mixing(name: str, old: ops.Mixing | None) -> ops.Mixing | None:
-            if old is None:
-                return None
-            given = {f: leaves.get(f"{name}.{f}", getattr(old, f)) for f in old._fields}
-            return ops.Mixing(**given)
-
-        q, k, v = leaves["q"], leaves["k"], leaves["v"]
-        return self._replace(q=q, k=k, v=v, routing=mixing("R1", self.routing), reading=mixing("R2", self.reading))
-
-    def to(self, dtype: torch.dtype) -> Operands:
-        return self.with_leaves({name: x.to(dtype) for name, x in self.leaves().items()})
-
-
-Mix = Callable[[Operands], Tensor]
+Mix = Callable[[ops.MixCall], Tensor]
 
 
 def mix_by(impl: str) -> Mix:
-    return lambda operands: ops.mix(*operands, impl=impl)
+    return lambda operands: ops.mix(operands, impl=impl)
 
 
-def operands_of(case: OperatorCase, device: str) -> Operands:
+def operands_of(case: OperatorCase, device: str) -> ops.MixCall:
     """Random numbers of the size of a layer's activations, rounded to the type of the case."""
     generator = torch.Generator().manual_seed(0)
 
@@ -161,13 +129,13 @@ def operands_of(case: OperatorCase, device: str) -> Operands:
 
     spec = ops.Spec(kind=case.kind, norm=case.norm, aligner="offset", causal=True, block_size=L, eps=1e-12)
     spans = None if case.spans is None else torch.tensor(case.spans)
-    made = Operands(
+    made = ops.MixCall(
         randn(B, T, G, K) / K**0.25, randn(B, S, G, K) / K**0.25, randn(B, S, H, V), mixing(G), mixing(H), spec, spans
     )
     return made.with_leaves({name: x.to(device, case.dtype) for name, x in made.leaves().items()})
 
 
-def values_and_gradients(operands: Operands, mix: Mix, d_o: Tensor) -> dict[str, Tensor]:
+def values_and_gradients(operands: ops.MixCall, mix: Mix, d_o: Tensor) -> dict[str, Tensor]:
     leaves = {name: x.detach().clone().requires_grad_() for name, x in operands.leaves().items()}
     o = mix(operands.with_leaves(leaves))
     found = torch.autograd.grad(o, list(leaves.values()), d_o.to(o.dtype))
@@ -175,7 +143,7 @@ def values_and_gradients(operands: Operands, mix: Mix, d_o: Tensor) -> dict[str,
 
 
 class HasGates(Protocol):
-    """What a gate's score depends on; `Operands`, or the problems of the tests."""
+    """What a gate's score depends on; `ops.MixCall`, or the problems of the tests."""
 
     @property
     def q(self) -> Tensor: ...

@@ -57,7 +57,7 @@ SYSTEMS = {
     "gsa": System("GSA", lambda d, h, n: GSA(d, h), "GSA"),
     "path": System("PaTH", lambda d, h, n: PathAttention(d, h), "PaTH"),
     "rwkv7": System("RWKV-7", lambda d, h, n: RWKV7(d, h), "RWKV7"),
-    "mamba2": System("Mamba-2", lambda d, h, n: Mamba2(d, h)),
+    "mamba2": System("Mamba-2", lambda d, h, n: Mamba2(d)),
     "deltanet": System("DeltaNet", lambda d, h, n: DeltaNet(d, h)),
     "gated_deltanet": System("Gated DeltaNet", lambda d, h, n: GatedDeltaNet(d, h)),
     "retnet": System("RetNet", lambda d, h, n: RetNet(d, h)),

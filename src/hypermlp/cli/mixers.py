@@ -13,9 +13,10 @@ from hypermlp.report.terminal import new_console, say
 
 @app.command()
 def info() -> None:
-    """Versions, device, and which implementation would be chosen and why."""
+    """Versions, device, which implementation would be chosen, and which way calls take through a layer; with reasons."""
     import torch
 
+    from hypermlp.mixers import HyperGLU
     from hypermlp.ops import choose
     from hypermlp.ops.native import cache_folder
     from hypermlp.ops.triton.device import would_use
@@ -28,11 +29,16 @@ def info() -> None:
     for dtype in ("float32", "bfloat16", "float64"):
         choice = choose("auto", device, dtype)
         values[f"implementation, {dtype}"] = f"{choice.impl} ({choice.reason})"
+    layer = HyperGLU(n_embd=256, n_head=2, block_size=1024).to(device)
+    for name, time in (("1 token and a cache", 1), ("128 tokens", 128), ("1024 tokens", 1024)):
+        cache = layer.new_cache(1) if time == 1 else None
+        route = layer.explain(torch.empty(1, time, 256, device=device), cache=cache)
+        values[f"route, {name}"] = f"{route.kind} ({route.why})"
     if device != "cuda":
         values["on an NVIDIA GPU"] = would_use()
     values["compiled kernels in"] = str(cache_folder())
     for name, value in values.items():
-        say(console, f"{name:<24} {value}")
+        say(console, f"{name:<26} {value}")
 
 
 @app.command()

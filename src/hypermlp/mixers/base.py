@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,8 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.cache import Cache, CacheSpec
-from hypermlp.ops.registered import traced, transform
+from hypermlp.ops.observer import is_traced, transform
 from hypermlp.ops.types import row_tables
+
+COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # types of numbers, not of codes
 
 
 class Mixer(nn.Module, ABC):
@@ -57,15 +60,23 @@ class Mixer(nn.Module, ABC):
             cu_seqlens: borders of the documents packed into a batch of one row, [0, …, T]; each is computed as if alone.
             cache: made by new_cache; x are then the tokens that follow those the cache has seen.
         """
-        cu_seqlens = as_bounds(cu_seqlens, x)
-        check_input(x, self.width, next(self.parameters()), attention_mask, cu_seqlens, cache)
-        if cache is None:
-            tokens = gather_tokens(x, attention_mask, cu_seqlens)
-            return tokens.restore(self.mix(tokens, None))
-        cache.check(x, self.cache_spec())
-        with torch.no_grad():
-            tokens = gather_tokens(x, attention_mask, None, cache)
+        tokens = self.prepare(x, attention_mask, cu_seqlens, cache)
+        with gradients_without(cache):
             return tokens.restore(self.mix(tokens, cache))
+
+    def prepare(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | Sequence[int] | None = None,
+        cache: Cache | None = None,
+    ) -> Tokens:
+        """The arguments of forward, checked, with padding removed and documents marked."""
+        cu_seqlens = as_bounds(cu_seqlens, x)
+        check_input(x, self.width, floating_parameter(self), attention_mask, cu_seqlens)
+        if cache is not None:
+            check_cache(cache, x, self.cache_spec(), cu_seqlens)
+        return gather_tokens(x, attention_mask, cu_seqlens, cache)
 
     def new_cache(
         self,
@@ -79,7 +90,9 @@ class Mixer(nn.Module, ABC):
 
         rewind: how many tokens cache.crop can always undo. None: the mixer's default.
         """
-        like = next(self.parameters())
+        like = floating_parameter(self)
+        if like is None:  # nothing, or quantised weights alone
+            like = torch.empty(0, device=next((t.device for t in (*self.parameters(), *self.buffers())), None))
         device = torch.device(device or like.device)
         return Cache.new(
             self.cache_spec(), batch_size, rewind=rewind, max_len=max_len, dtype=dtype or like.dtype, device=device
@@ -90,14 +103,38 @@ class Mixer(nn.Module, ABC):
         return self.new_cache(batch_size, max_len=length, device="meta").nbytes
 
 
+def gradients_without(cache: Cache | None) -> AbstractContextManager[object]:
+    """A cached forward is for inference: it records no gradients."""
+    return nullcontext() if cache is None else torch.no_grad()
+
+
+def floating_parameter(module: nn.Module) -> Tensor | None:
+    """The first parameter whose numbers are what the module computes with; None where all are quantised, or there are none."""
+    return next((p for p in module.parameters() if p.dtype in COMPUTED), None)
+
+
 class Tokens(NamedTuple):
     """A batch in which every sequence is contiguous and starts at its own first token."""
 
     x: Tensor  # B T C, real tokens first in every row, zeros behind them
-    position: Tensor  # 1 T or B T: place of a token in its own sequence
+    place: Tensor | None = None  # 1 T or B T: see position; None: counted from `seen`
+    seen: Tensor | None = None  # B: tokens of each row that a cache has seen
     spans: Tensor | None = None  # n 5, see ops.types.dense_spans; None: every row is one whole sequence
     order: Tensor | None = None  # B T: where each token of x came from
     packed: bool = False
+
+    @property
+    def position(self) -> Tensor:
+        """Place of each token in its own sequence (1 T or B T), −1 at padding."""
+        if self.place is not None:
+            return self.place
+        place = torch.arange(self.x.shape[1], device=self.x.device)
+        return place[None] if self.seen is None else place + self.seen.to(self.x.device)[:, None]
+
+    @property
+    def document_position(self) -> Tensor | None:
+        """The same where documents are packed; None where sequences begin at 0, or in a cache's history."""
+        return self.place if self.packed else None
 
     @property
     def begins(self) -> Tensor | None:
@@ -130,24 +167,26 @@ def gather_tokens(
     With a cache, positions continue from what it has seen.
     """
     B, T, _ = x.shape
+    if cu_seqlens is None and attention_mask is None:
+        return Tokens(x, seen=None if cache is None else cache.lengths)
     place = torch.arange(T, device=x.device)
     if cu_seqlens is not None:
         bounds = cu_seqlens.to(torch.int64)
         begin, end = bounds[:-1], bounds[1:]
         spans = torch.stack([torch.zeros_like(begin), begin, end, begin, end], dim=1)
         position = place - begin.repeat_interleave(end - begin, output_size=T)
-        return Tokens(x, position[None], spans, packed=True)
-    if attention_mask is not None:
-        real = attention_mask != 0
-        order = torch.argsort((~real).to(torch.int8), dim=1, stable=True)
-        length = real.sum(1)
-        position = torch.where(place < length[:, None], place, -1)  # B T
-        x = x.gather(1, order[..., None].expand_as(x)).masked_fill(position[..., None] < 0, 0)
-        if cache is not None:
-            position = torch.where(position < 0, -1, position + cache.lengths.to(x.device)[:, None])
-        zero, entry = torch.zeros_like(length), torch.arange(B, device=x.device)
-        return Tokens(x, position, torch.stack([entry, zero, length, zero, length], dim=1), order)
-    return Tokens(x, place[None] if cache is None else place + cache.lengths.to(x.device)[:, None])
+        return Tokens(x, position[None], spans=spans, packed=True)
+    assert attention_mask is not None
+    real = attention_mask != 0
+    order = torch.argsort((~real).to(torch.int8), dim=1, stable=True)
+    length = real.sum(1)
+    position = torch.where(place < length[:, None], place, -1)  # B T
+    x = x.gather(1, order[..., None].expand_as(x)).masked_fill(position[..., None] < 0, 0)
+    if cache is not None:
+        position = torch.where(position < 0, -1, position + cache.lengths.to(x.device)[:, None])
+    zero, entry = torch.zeros_like(length), torch.arange(B, device=x.device)
+    spans = torch.stack([entry, zero, length, zero, length], dim=1)
+    return Tokens(x, position, spans=spans, order=order)
 
 
 def visible_slots(rows: Tensor, slots: int, spans: Tensor | None) -> Tensor:
@@ -170,29 +209,36 @@ def as_bounds(bounds: Tensor | Sequence[int] | None, x: Tensor) -> Tensor | None
 def check_input(
     x: Tensor,
     width: int,
-    like: Tensor,
+    like: Tensor | None,
     attention_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    cache: Cache | None = None,
 ) -> None:
     """Raise a ValueError, with a remedy, for inputs that a mixer of this width, with parameters like `like`, cannot take."""
     if x.dim() != 3 or x.shape[2] != width:
         raise ValueError(f"x has shape {tuple(x.shape)}; it must be (batch, time, n_embd = {width})")
     if not x.is_floating_point():
         raise ValueError(f"x has dtype {x.dtype}; a mixer takes floating-point vectors, embed the tokens first")
-    if x.device != like.device and not like.is_meta:  # an offloaded parameter is on meta until its module is called
+    if (
+        like is not None and x.device != like.device and not like.is_meta
+    ):  # an offloaded parameter is on meta until its module is called
         raise ValueError(f"x is on {x.device} and the layer on {like.device}; move one with .to(...)")
-    # A quantised weight need not be a floating-point tensor; its module handles it.
-    if x.dtype != like.dtype and like.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
+    if like is not None and x.dtype != like.dtype and not torch.is_autocast_enabled(x.device.type):
         raise ValueError(f"x is {x.dtype} and the layer {like.dtype}; cast one with .to(...), or run under torch.autocast")
     if attention_mask is not None and cu_seqlens is not None:
         raise ValueError("give attention_mask (padding) or cu_seqlens (packing), not both: a packed input has no padding")
-    if cache is not None and cu_seqlens is not None:
-        raise ValueError("give cache or cu_seqlens, not both: a cache keeps one sequence in each row of the batch")
     if attention_mask is not None:
         check_mask(x, attention_mask)
     if cu_seqlens is not None:
         check_cu_seqlens(x, cu_seqlens)
+
+
+def check_cache(cache: Cache, x: Tensor, spec: CacheSpec, cu_seqlens: Tensor | None = None) -> None:
+    """Raise a ValueError for what is no cache of a mixer that needs `spec`, or cannot take x."""
+    if cu_seqlens is not None:
+        raise ValueError("give cache or cu_seqlens, not both: a cache keeps one sequence in each row of the batch")
+    if not isinstance(cache, Cache):
+        raise ValueError(f"cache is a {type(cache).__name__}; make it with this layer's new_cache")
+    cache.check(x, spec)
 
 
 def check_mask(x: Tensor, mask: Tensor) -> None:
@@ -204,7 +250,7 @@ def check_mask(x: Tensor, mask: Tensor) -> None:
         )
     if mask.device != x.device:
         raise ValueError(f"attention_mask is on {mask.device} and x on {x.device}; move it with .to(x.device)")
-    if not mask.is_floating_point() or mask.is_meta or traced() or transform() is not None:
+    if not mask.is_floating_point() or mask.is_meta or is_traced() or transform() is not None:
         return
     other = mask[(mask != 0) & (mask != 1)]
     if other.numel():

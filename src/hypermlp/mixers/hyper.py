@@ -15,14 +15,17 @@ from torch import Tensor, nn
 from hypermlp import ops
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.config import HyperGLUConfig, Init
-from hypermlp.mixers import rotary
+from hypermlp.mixers import fast, rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
-from hypermlp.mixers.base import Mixer, Tokens, as_bounds, check_input, gather_tokens
+from hypermlp.mixers.base import Mixer, Tokens, gradients_without
+from hypermlp.mixers.modules import known
 from hypermlp.mixers.parts import INIT_STD, CausalConv, decay_bank
-from hypermlp.mixers.projections import apply_linears, is_long, is_plain, is_plain_linear, join_linears, watched
-from hypermlp.ops import layer, native, pointwise
+from hypermlp.mixers.route import Route, choose_route
+from hypermlp.ops import dispatch, pointwise
+from hypermlp.ops.parameters import LayerParameters, LayerShape
 
 
+@known
 class SequenceMixing(nn.Module):
     """Parameters of R(x_t) = D + A Diag(s_t) Bᵀ for all heads; lag ℓ is at index L−1−ℓ."""
 
@@ -57,12 +60,8 @@ class SequenceMixing(nn.Module):
         if self.diag is not None:
             self.diag.zero_()
 
-    def operator(self, control: Tensor) -> ops.Mixing:
-        """R for controls s (B T H*R), after their activation."""
-        return self(control)
-
     def forward(self, control: Tensor) -> ops.Mixing:
-        """operator, in a forward so that hooks which bring offloaded parameters run."""
+        """R for controls s (B T H*R), after their activation; a forward, so that hooks which bring offloaded parameters run."""
         A: Tensor = self.A
         B: Tensor = self.B
         diag: Tensor | None = self.diag
@@ -81,7 +80,6 @@ class Projected(NamedTuple):
     gate_vo: Tensor | None  # B T H*V, before its activation
     routing: ops.Mixing | None
     reading: ops.Mixing | None
-    in_nodes: bool = False  # ops/layer.py made it, and may make the readout
 
 
 class HyperGLU(Mixer):
@@ -178,103 +176,118 @@ class HyperGLU(Mixer):
         torch.func transforms and forward-mode differentiation take the dense implementation, whatever impl says; so do second
         derivatives (create_graph=True).
         """
-        cu_seqlens = as_bounds(cu_seqlens, x)
-        check_input(x, self.width, next(self.parameters()), attention_mask, cu_seqlens, cache)
+        tokens = self.prepare(x, attention_mask, cu_seqlens, cache)
+        with gradients_without(cache):
+            return tokens.restore(self.mix(tokens, cache, impl, chunk_T))
+
+    def mix(self, tokens: Tokens, cache: Cache | None, impl: str | None = None, chunk_T: int | None = None) -> Tensor:
         chunk = self.config.chunk_T if chunk_T is None else chunk_T
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk_T ({chunk}) must be a whole number of at least 1, or None")
-        impl = ops.resolve(impl or self.config.impl_default, x, self.spec.aligner)
-        if cache is None:
-            y = self._run_whole(x, impl) if attention_mask is None and cu_seqlens is None else None
-            if y is not None:
-                return y
-            tokens = gather_tokens(x, attention_mask, cu_seqlens)
-            return tokens.restore(self.mix(tokens, None, impl, chunk))
-        cache.check(x, self.cache_spec())
-        if impl == "native" and x.shape[1] == 1 and attention_mask is None:
-            y = self._native_step(x, cache)
-            if y is not None:
-                return y
-        with torch.no_grad():
-            tokens = gather_tokens(x, attention_mask, None, cache)
-            return tokens.restore(self.mix(tokens, cache, impl, chunk))
+        route = choose_route(self, tokens, cache, impl)
+        if route.kind != "modules":
+            return fast.RUN[route.kind](self, tokens, cache, route.impl, chunk)
+        p = self.project(tokens, None if cache is None else cache.history(), route.impl)
+        call = self.arrange(tokens, cache, p.q, p.k, p.v, p.routing, p.reading, chunk)
+        return self.read_out(dispatch.compute(route.impl, call), p.gate_vo, route.impl)
 
-    def mix(self, tokens: Tokens, cache: Cache | None, impl: str = "auto", chunk: int | None = None) -> Tensor:
-        p = self.project(tokens, None if cache is None else cache.history(), impl)
-        k, v = p.k, p.v
+    def explain(
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | Sequence[int] | None = None,
+        cache: Cache | None = None,
+        impl: str | None = None,
+    ) -> Route:
+        """Which way a call with these arguments takes through the layer, and why; nothing is computed.
+
+        >>> layer = HyperGLU(n_embd=64, n_head=2, block_size=128)
+        >>> layer.explain(torch.randn(2, 100, 64), impl="dense").kind
+        'modules'
+        """
+        tokens = self.prepare(x, attention_mask, cu_seqlens, cache)
+        return choose_route(self, tokens, cache, impl)
+
+    def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
+        """Queries, keys, values, gates and controls; `history` (B W−1 C) are the inputs before them, for the convolutions."""
+        x, G, H = tokens.x, self.config.routing_heads, self.config.n_head
+        x_k = x_v = x
+        if self.conv_k is not None and self.conv_v is not None:
+            x_k, x_v = pointwise.convs(x, self.conv_k(), self.conv_v(), tokens.document_position, history, impl=impl)
+        q, k = self.q(x).unflatten(-1, (G, -1)), self.k(x_k).unflatten(-1, (G, -1))
+        if self.config.use_rope:
+            # As in the released code, coordinate e has frequency e mod K/2, although it pairs with e ± 1.
+            angle = rotary.angles(tokens.position, k.shape[-1], self.config.rope_base)
+            angle = torch.cat([angle, angle], dim=-1)
+            q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
+        if self.gate_qk is not None:
+            q = self._gated(q.flatten(2), self.gate_qk(x), impl).unflatten(-1, (G, -1))
+        return Projected(
+            q=q,
+            k=k,
+            v=self.v(x_v).unflatten(-1, (H, -1)),
+            gate_vo=None if self.gate_vo is None else self.gate_vo(x),
+            routing=None if self.op1 is None else self.op1(self._activated(self.op1.control(x))),
+            reading=None if self.op2 is None else self.op2(self._activated(self.op2.control(x))),
+        )
+
+    def arrange(
+        self,
+        tokens: Tokens,
+        cache: Cache | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        routing: ops.Mixing | None,
+        reading: ops.Mixing | None,
+        chunk: int | None,
+    ) -> ops.MixCall:
+        """The operator's call: which slots exist, and those that a cache holds already."""
+        # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
+        spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
         if cache is not None:
             slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts())
             k, v = slots["k"], slots["v"]
-        else:
-            # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
-            spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
-        operands = (p.q, k, v, p.routing, p.reading, self.spec, spans, chunk)
-        drops = self.config.dropout and self.training
-        if p.in_nodes and p.gate_vo is not None and not drops:
-            return layer.mix_and_read(impl, *operands, gate=p.gate_vo, weight=self.o.weight, bias=self.o.bias)
-        o = self._gated(ops.compute(impl, *operands).flatten(2), p.gate_vo, impl)
+        return ops.MixCall(q, k, v, routing, reading, self.spec, spans, chunk)
+
+    def read_out(self, o: Tensor, gate: Tensor | None, impl: str) -> Tensor:
+        """y (B T C) of the operator's o (B T H V) and the gate m2 before its activation."""
+        o = o.flatten(2)
+        if gate is not None:
+            o = self._gated(o, gate, impl)
         if self.config.dropout:
             o = F.dropout(o, self.config.dropout, self.training)
-        (y,) = apply_linears([(o, self.o)], impl)
-        return y
+        return self.o(o)
 
-    def _run_whole(self, x: Tensor, impl: str) -> Tensor | None:
-        """y in one call of the native kernel, for plain sequences of few tokens; None where the layer is not the usual one."""
-        if impl != "native" or not self._in_nodes(x, impl):
-            return None
-        if x.shape[0] * x.shape[1] > native.MOST_TOKENS:  # not asked before: a compiled graph is for any length
-            return None
-        c, op1, op2 = self.config, self.op1, self.op2
-        drops = c.dropout and self.training
-        if self.gate_vo is None or drops or not (c.op1_per_head and c.op2_per_head):
-            return None
-        assert op1 is not None
-        assert op2 is not None
-        if not (is_plain(op1, SequenceMixing) and is_plain(op2, SequenceMixing)):
-            return None
-        mixings = (op1.A, op1.B, op1.diag, op2.A, op2.B, op2.diag)
-        parameters = (*self._weights(), *mixings, self.o.weight, self.o.bias)
-        if not native.fits(x, parameters[:7]) or not native.is_plain(x, *parameters):
-            return None
-        if not all(t is None or t.is_contiguous() for t in parameters):
-            return None
-        form = native.Form(self.spec, c.n_head, c.routing_heads, op1.shortcut, op2.shortcut)
-        return layer.run_whole(x, parameters, form)
+    def _activated(self, gate: Tensor) -> Tensor:
+        return torch.sigmoid(gate) if self.config.gate_act == "sigmoid" else gate
 
-    def _native_step(self, x: Tensor, cache: Cache) -> Tensor | None:
-        """One token for each row in one call of the native kernel; None where something about the layer is not plain."""
-        if watched(x) or not x.shape[0] or x.stride(2) != 1 or not native.is_plain(x, cache.inputs, *cache.slots.values()):
-            return None
-        parameters = self._step_parameters()
-        arguments = None if parameters is None else parameters.arguments()
-        if arguments is None:
-            return None
-        ones = [1] * x.shape[0]
-        cache.claim(ones)
-        spans = [[b, 0, 1, begin, end] for b, (begin, end) in enumerate(zip(cache.begin, cache.end, strict=True))]
-        slots, history = cache.slots, cache.history()
-        y = native.step(x, slots["k"], slots["v"], torch.tensor(spans, device="cpu"), history, arguments, self.spec)
-        cache.remember(x.detach(), ones)
-        return y
+    def _gated(self, x: Tensor, gate: Tensor, impl: str) -> Tensor:
+        return pointwise.gate(x, gate, impl=impl) if self.config.gate_act == "sigmoid" else x * gate
 
-    def _step_parameters(self) -> native.StepParameters | None:
-        controls = [None if op is None else op.control for op in (self.op1, self.op2)]
-        linears = [self.q, self.k, self.v, self.gate_qk, self.gate_vo, *controls, self.o]
-        plain = all(m is None or is_plain_linear(m) for m in linears)
-        shared = any(op is not None and op.A.shape[0] != op.heads for op in (self.op1, self.op2))
-        drops = self.training and self.config.dropout > 0
-        if not plain or shared or drops or self.config.use_rope or self.config.gate_act != "sigmoid":
-            return None
-        convs = None if self.conv_k is None or self.conv_v is None else (self.conv_k.weight, self.conv_v.weight)
-        mixings = (None if op is None else (op.A, op.B, op.diag, op.shortcut) for op in (self.op1, self.op2))
-        pairs = (None if m is None else (m.weight, m.bias) for m in linears)
-        return native.StepParameters._make((*pairs, convs, *mixings))
+    def tensors(self) -> LayerParameters:
+        """All parameters by name, for code that reads them itself."""
+        op1, op2 = self.op1, self.op2
+        controls = (None if op is None else op.control for op in (op1, op2))
+        linears = (self.q, self.gate_qk, *controls, self.k, self.v, self.gate_vo)
+        weights = (None if m is None else m.weight for m in linears)
+        biases = (None if m is None else m.bias for m in linears)
+        convs = (None if m is None else m.weight for m in (self.conv_k, self.conv_v))
+        mixings = (t for op in (op1, op2) for t in ((None,) * 3 if op is None else (op.A, op.B, op.diag)))
+        return LayerParameters._make((*weights, *biases, *convs, *mixings, self.o.weight, self.o.bias))
+
+    def shape(self) -> LayerShape:
+        """What is fixed about the layer beside its parameters."""
+        shortcuts = (op is not None and op.shortcut for op in (self.op1, self.op2))
+        return LayerShape(self.spec, self.config.n_head, self.config.routing_heads, *shortcuts)
 
     def cache_spec(self) -> CacheSpec:
         c = self.config
         if self.spec.aligner == "identity":
             raise ValueError(
-                'the identity layout has no cache: its parameters shift whenever the input grows (use aligner_kind="offset")'
+                "the identity layout has no cache: its parameters shift whenever the input grows "
+                '(use aligner_kind="offset", or generate with use_cache=False)'
             )
         assert c.qk_rank is not None
         assert c.vo_rank is not None
@@ -285,100 +298,6 @@ class HyperGLU(Mixer):
             width=self.width,
             rewind=max(32, c.block_size if c.block_size <= 128 else 0),
         )
-
-    def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
-        """Queries, keys, values, gates and controls; `history` (B W−1 C) are the inputs before them, for the convolutions."""
-        x, G, H = tokens.x, self.config.routing_heads, self.config.n_head
-        position = tokens.position if tokens.packed else None  # all other sequences begin at 0, or in the history
-        if self._in_nodes(x, impl):
-            return self._arrange(layer.project(x, self._weights(), position, history, use=pointwise.kernels_for(impl, x)))
-        x_k = x_v = x
-        if self.conv_k is not None and self.conv_v is not None:
-            x_k, x_v = pointwise.convs(x, self.conv_k(), self.conv_v(), position, history, impl=impl)
-        made = self._joined(x, impl)
-        if made is None:
-            made = self._separate(x, impl)
-        k, v = apply_linears([(x_k, self.k), (x_v, self.v)], impl)
-        k = k.unflatten(-1, (G, -1))
-        q = made["q"].unflatten(-1, (G, -1))
-        if self.config.use_rope:
-            # As in the released code, coordinate e has frequency e mod K/2, although it pairs with e ± 1.
-            angle = rotary.angles(tokens.position, k.shape[-1], self.config.rope_base)
-            angle = torch.cat([angle, angle], dim=-1)
-            q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
-        if "gate_qk" in made:
-            q = self._gated(q.flatten(2), made["gate_qk"], impl).unflatten(-1, (G, -1))
-        return Projected(
-            q=q,
-            k=k,
-            v=v.unflatten(-1, (H, -1)),
-            gate_vo=made.get("gate_vo"),
-            routing=None if self.op1 is None else self.op1.operator(made["s1"]),
-            reading=None if self.op2 is None else self.op2.operator(made["s2"]),
-        )
-
-    def _in_nodes(self, x: Tensor, impl: str) -> bool:
-        """Whether projections and readout may be a node of autograd each: the usual layer, eager, nobody listening."""
-        c = self.config
-        if self.op1 is None or self.op2 is None or self.gate_qk is None or c.use_rope or c.gate_act != "sigmoid":
-            return False
-        if impl == "dense" or watched(x) or not (torch.is_grad_enabled() or is_long(x)):
-            return False
-        modules = (self.q, self.k, self.v, self.o, self.gate_qk, self.gate_vo, self.op1.control, self.op2.control)
-        convs = (self.conv_k, self.conv_v)
-        return all(m is None or is_plain(m, nn.Linear) for m in modules) and all(
-            m is None or is_plain(m, CausalConv) for m in convs
-        )
-
-    def _weights(self) -> layer.Projections:
-        assert self.op1 is not None
-        assert self.op2 is not None
-        linears = (self.q, self.gate_qk, self.op1.control, self.op2.control, self.k, self.v, self.gate_vo)
-        weights = (None if m is None else m.weight for m in linears)
-        biases = (None if m is None else m.bias for m in linears)
-        convs = (None if m is None else m.weight for m in (self.conv_k, self.conv_v))
-        return layer.Projections._make((*weights, *biases, *convs))
-
-    def _arrange(self, made: layer.Projected) -> Projected:
-        assert self.op1 is not None
-        assert self.op2 is not None
-        G, H = self.config.routing_heads, self.config.n_head
-        return Projected(
-            q=made.q.unflatten(-1, (G, -1)),
-            k=made.k.unflatten(-1, (G, -1)),
-            v=made.v.unflatten(-1, (H, -1)),
-            gate_vo=made.gate_vo,
-            routing=self.op1.operator(made.s1),
-            reading=self.op2.operator(made.s2),
-            in_nodes=True,
-        )
-
-    def _joined(self, x: Tensor, impl: str) -> dict[str, Tensor] | None:
-        """q (gated), s1, s2 and the readout gate of the usual layer on a long input, in two products and a pass; else None."""
-        c = self.config
-        if self.op1 is None or self.op2 is None or self.gate_qk is None or c.use_rope or c.gate_act != "sigmoid":
-            return None
-        modules = (self.q, self.gate_qk, self.op1.control, self.op2.control)
-        joined = join_linears(x, modules)
-        if joined is None:
-            return None
-        q, s1, s2 = pointwise.gates(joined, [m.out_features for m in modules], impl=impl)
-        return {"q": q, "s1": s1, "s2": s2} | ({} if self.gate_vo is None else {"gate_vo": self.gate_vo(x)})
-
-    def _separate(self, x: Tensor, impl: str) -> dict[str, Tensor]:
-        """The same for any layer and input, q not yet gated."""
-        control1, control2 = (None if op is None else op.control for op in (self.op1, self.op2))
-        parts = {"q": self.q, "gate_qk": self.gate_qk, "gate_vo": self.gate_vo, "s1": control1, "s2": control2}
-        used = {name: module for name, module in parts.items() if module is not None}
-        made = dict(zip(used, apply_linears([(x, module) for module in used.values()], impl), strict=True))
-        if self.config.gate_act == "sigmoid":
-            made |= {name: torch.sigmoid(made[name]) for name in ("s1", "s2") if name in made}
-        return made
-
-    def _gated(self, x: Tensor, gate: Tensor | None, impl: str) -> Tensor:
-        if gate is None:
-            return x
-        return pointwise.gate(x, gate, impl=impl) if self.config.gate_act == "sigmoid" else x * gate
 
     def authors_state_dict(self) -> dict[str, Tensor]:
         """The parameters under the names and in the shapes of the authors' released code."""

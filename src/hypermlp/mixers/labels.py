@@ -125,6 +125,11 @@ class Label:
         raise ValueError(complaint(text, reason, meant))
 
 
+def is_meant(text: str) -> bool:
+    """Whether a text is to be read as a label, right or wrong: a base alone, or followed by another part."""
+    return ":" not in text and text[:1] in ("S", "R", "G") and text[1:2] in ("", "-", "!")
+
+
 def fields(base: str, feat: str, rank: str, mixing: str, lag: str, over: str) -> dict[str, Any]:
     feat, rank = feat.lower(), rank.lower()
     features = {"rope": "p" in feat, "conv": "c" in feat, "gate": "g" in feat}

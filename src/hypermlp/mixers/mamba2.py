@@ -20,18 +20,20 @@ HEAD_WIDTH, MOST_STATE = 64, 128
 
 
 class Mamba2(RecurrentMixer):
-    """Heads of width 64 that share B and C of width N = min(128, C), RMSNorm of the gated readout. About 6 C² parameters.
+    """Heads that share B and C of width N = min(128, C), RMSNorm of the gated readout. About 6 C² parameters.
 
-    value_width: the inner width (None: twice the width). n_head: the least number of heads, which are narrower where there is
-    no room for so many; the last head may be narrower in any case.
+    Args:
+        width: C, of inputs and outputs.
+        n_head: None: heads of width 64, of which the last may be narrower; at least two, narrower if need be.
+        value_width: the inner width; None: twice the width.
     """
 
     taps = 4
 
-    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
+    def __init__(self, width: int, n_head: int | None = None, *, value_width: int | None = None) -> None:
         super().__init__()
         self.width, self.inner = width, 2 * width if value_width is None else value_width
-        self.head_width = min(HEAD_WIDTH, head_width(self.inner, n_head))
+        self.head_width = min(HEAD_WIDTH, head_width(self.inner, 2)) if n_head is None else head_width(self.inner, n_head)
         self.n_head, self.state = -(-self.inner // self.head_width), min(MOST_STATE, width)
         self.conv_width = self.inner + 2 * self.state
         self.into = nn.Linear(width, self.inner + self.conv_width + self.n_head, bias=False)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hypermlp.checks import at_least_one, divisible
 from hypermlp.config import Init
 from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.modules import known
 from hypermlp.ops import pointwise
 
 INIT_STD = 0.02  # appendix L
@@ -21,6 +22,7 @@ NORM_EPS = 1e-5
 SHORTEST, LONGEST = 1e-3, 0.1  # steps Δ that a layer begins with
 
 
+@known
 class CausalConv(nn.Module):
     """Parameters of a depthwise causal convolution along time, newest tap last; ops.pointwise.convs applies both at once."""
 

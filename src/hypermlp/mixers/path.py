@@ -24,7 +24,8 @@ from hypermlp.checks import divisible
 from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.parts import ShortConv, head_width, heads, init_linears, unit
 from hypermlp.ops import foreign
-from hypermlp.ops.registered import gradients_with_graph, transform
+from hypermlp.ops.observer import transform
+from hypermlp.ops.registered import gradients_with_graph
 from hypermlp.ops.types import compute_dtype, no_autocast
 
 CHUNK = 64  # C, unless the sequence is shorter
@@ -56,8 +57,7 @@ class PathAttention(Mixer):
         if cache is not None:
             return self._continue(tokens, cache)
         inputs = self.path_inputs(tokens, self.w_up(self.w_down(tokens.x)), None)
-        documents = tokens.spans if tokens.packed else None
-        o = path_attention(inputs) if documents is None else path_attention_packed(inputs, documents)
+        o = path_attention_packed(inputs, tokens.spans, tokens.begins) if tokens.packed else path_attention(inputs)
         return self.o(o.flatten(2))
 
     def path_inputs(self, tokens: Tokens, conv_inputs: Tensor, history: Tensor | None) -> PathInputs:
@@ -161,7 +161,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Tensor:
     return v.new_empty(v.shape)
 
 
-def path_by_halves(inputs: PathInputs) -> Tensor:
+def path_by_halves(inputs: PathInputs, begins: Tensor | None = None) -> Tensor:
+    """begins (1 T): where documents begin, beyond which no query looks."""
     B, T, H, _ = inputs.q.shape
     if B * T == 0:
         return inputs.v
@@ -172,14 +173,21 @@ def path_by_halves(inputs: PathInputs) -> Tensor:
         halves = list(meetings(chunks))
         places = tuple(half.place for half in halves)
         read = Read.apply if transform() is None else plain_read
-        o = read(chunks.logits, v, places, *(t for half in halves for t in (half.q, half.k)))  # G N C V
+        logits, document = chunks.logits, None
+        if begins is not None:
+            document = split(begins.cumsum(1)[:, :, None, None], C)  # 1 N C 1
+            logits = logits.masked_fill(document != document.mT, float("-inf"))
+        o = read(logits, v, document, places, *(t for half in halves for t in (half.q, half.k)))  # G N C V
     return o.flatten(1, 2)[:, :T].unflatten(0, (B, H)).transpose(1, 2).to(dtype)
 
 
-def path_attention_packed(inputs: PathInputs, spans: Tensor) -> Tensor:
-    """path_attention of each document of `spans`, one after another."""
+def path_attention_packed(inputs: PathInputs, spans: Tensor | None, begins: Tensor | None) -> Tensor:
+    """path_attention of each document of `spans`, one after another; in a compiled graph, which knows no lengths, at once."""
+    assert spans is not None
     if not len(spans):
         return inputs.v
+    if torch.compiler.is_compiling():
+        return path_by_halves(inputs, begins)
     if spans.is_meta:  # the lengths are not known, and only the shape matters
         return path_attention(inputs)
     sizes = (spans[:, 2] - spans[:, 1]).tolist()
@@ -250,10 +258,15 @@ def carry(q: Tensor, k: Tensor, M: Tensor, halves: list[Half]) -> tuple[Tensor, 
 
 
 class Read(torch.autograd.Function):
-    """Softmax of the logits inside chunks and of all meetings together, applied to the values; logits in strips of C rows."""
+    """Softmax of the logits inside chunks and of all meetings together, applied to the values; logits in strips of C rows.
+
+    document (1 N C 1): the number of each token's document, where there are several; queries see keys of their own.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, v: Tensor, places: tuple[Place, ...], *carried: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, v: Tensor, document: Tensor | None, places: tuple[Place, ...], *carried: Tensor
+    ) -> Tensor:
         top = logits.amax(-1, keepdim=True)  # G N C 1
         p = (logits - top).exp_()
         total, o = p.sum(-1, keepdim=True), p @ v
@@ -262,6 +275,8 @@ class Read(torch.autograd.Function):
             for i in range(place.right):
                 own_top, own_total, own_o = (place.blocks(t)[:, :, place.left + i] for t in (top, total, o))
                 p = q[:, :, i] @ k.mT  # G n C left·C
+                if document is not None:
+                    p.masked_fill_(foreign_keys(document, place, i), float("-inf"))
                 highest = torch.maximum(own_top, p.amax(-1, keepdim=True))
                 p.sub_(highest).exp_()
                 fade = (own_top - highest).exp_()
@@ -270,16 +285,17 @@ class Read(torch.autograd.Function):
                 own_top.copy_(highest)
         o /= total
         ctx.places = places
-        ctx.save_for_backward(logits, v, o, top + total.log(), *carried)
+        ctx.save_for_backward(logits, v, o, top + total.log(), document, *carried)
         return o
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor) -> tuple[Any, ...]:
-        logits, v, o, norm, *carried = ctx.saved_tensors
+        logits, v, o, norm, document, *carried = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated again
             inputs = (logits, v, *carried)
-            found = gradients_with_graph(lambda logits, v, *rest: plain_read(logits, v, ctx.places, *rest), inputs, (d_o,))
-            return found[0], found[1], None, *found[2:]
+            plain = lambda logits, v, *rest: plain_read(logits, v, document, ctx.places, *rest)  # noqa: E731
+            found = gradients_with_graph(plain, inputs, (d_o,))
+            return found[0], found[1], None, None, *found[2:]
         common = (d_o * o).sum(-1, keepdim=True)
         p = (logits - norm).exp_()
         d_v, d_logits = p.mT @ d_o, (d_o @ v.mT).sub_(common).mul_(p)
@@ -292,16 +308,24 @@ class Read(torch.autograd.Function):
                 own = (place.blocks(t)[:, :, place.left + i].flatten(0, 1) for t in (norm, common, d_o))
                 own_q, (own_norm, own_common, own_d_o) = q[:, :, i].flatten(0, 1), own
                 p = (own_q @ k.mT).sub_(own_norm).exp_()  # G·n C left·C
+                if document is not None:
+                    p.unflatten(0, (-1, place.n)).masked_fill_(foreign_keys(document, place, i), 0)
                 to_left.baddbmm_(p.mT, own_d_o)
                 d_p = (own_d_o @ left_v.mT).sub_(own_common).mul_(p)
                 d_q[:, :, i] = (d_p @ k).view_as(q[:, :, i])
                 to_k.baddbmm_(d_p.mT, own_q)
             place.blocks(d_v)[:, :, : place.left] += to_left.view(left.shape)
             d_carried += [d_q, d_k]
-        return d_logits, d_v, None, *d_carried
+        return d_logits, d_v, None, None, *d_carried
 
 
-def plain_read(logits: Tensor, v: Tensor, places: tuple[Place, ...], *carried: Tensor) -> Tensor:
+def foreign_keys(document: Tensor, place: Place, i: int) -> Tensor:
+    """Which keys of the left half are of other documents than the queries of its right half's chunk i (1 n C left·C)."""
+    blocks = place.blocks(document)[..., 0]  # 1 n left+right C
+    return blocks[:, :, place.left + i, :, None] != blocks[:, :, : place.left].flatten(2)[:, :, None]
+
+
+def plain_read(logits: Tensor, v: Tensor, document: Tensor | None, places: tuple[Place, ...], *carried: Tensor) -> Tensor:
     """What Read computes, with all logits at once."""
     G, N, C, _ = logits.shape
     tiles = {(n, n): logits[:, n] for n in range(N)}  # chunk of rows, chunk of columns → G C C
@@ -312,5 +336,7 @@ def plain_read(logits: Tensor, v: Tensor, places: tuple[Place, ...], *carried: T
                 for j in range(place.left):
                     tiles[first + place.left + i, first + j] = q[:, block, i] @ k[:, block, j].mT
     future = logits.new_full((G, C, C), float("-inf"))
-    rows = [torch.cat([tiles.get((i, j), future) for j in range(N)], dim=-1) for i in range(N)]
-    return torch.stack(rows, 1).softmax(-1) @ v.flatten(1, 2)[:, None]
+    rows = torch.stack([torch.cat([tiles.get((i, j), future) for j in range(N)], dim=-1) for i in range(N)], 1)
+    if document is not None:
+        rows = rows.masked_fill(document != document.flatten(1)[:, None, None], float("-inf"))
+    return rows.softmax(-1) @ v.flatten(1, 2)[:, None]

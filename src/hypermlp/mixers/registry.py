@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from typing import get_args
 
 import torch
 
-from hypermlp.checks import choose_from
+from hypermlp.checks import at_least_one, choose_from
 from hypermlp.config import AttnKind, HyperGLUConfig, Init
 from hypermlp.mixers import labels
 from hypermlp.mixers.base import Mixer
@@ -35,28 +36,48 @@ from hypermlp.mixers.softmax import SoftmaxAttention
 
 @dataclass(frozen=True)
 class Entry:
-    """One kind of mixer. Its parameter count grows with one size, which budgets adjust (models/budget.py)."""
+    """One kind of mixer. Its parameter count grows with one size, which budgets adjust (models/budget.py).
 
-    build: Callable[..., Mixer]  # of width, longest context, size (None: as published); and of init, if that is a choice
+    Args:
+        build: makes one from width, longest context and size (None: as published); then from init, if that is a choice; and
+            from the keyword n_head (None: as published), if heads are a choice.
+        title: its name in tables.
+        paper: who wrote about it.
+        year: when.
+        size: what the size is; empty: there is none.
+        step: sizes are multiples of this where there are two heads.
+        variant_of: the mixer of which it is one; groups of mixers leave variants out.
+        init: whether its initialisation is a choice.
+        heads: whether the number of its heads is a choice.
+    """
+
+    build: Callable[..., Mixer]
     title: str
     paper: str
     year: int
-    size: str = "value width"  # what the size is; empty: there is none
-    step: int = 2  # sizes are multiples of this
-    variant_of: str = ""  # the mixer of which it is one; groups of mixers leave variants out
-    init: bool = False  # whether its initialisation is a choice
+    size: str = "value width"
+    step: int = 2
+    variant_of: str = ""
+    init: bool = False
+    heads: bool = False
+
+    def step_of(self, heads: int | None) -> int:
+        """What sizes are multiples of."""
+        return self.step if heads is None else max(1, self.step * heads // 2)
 
 
-def hyper(kind: AttnKind, width: int, length: int, size: int | None, init: Init = "paper") -> HyperGLU:
-    config = HyperGLUConfig(n_embd=width, n_head=2, block_size=length, attn_kind=kind, qk_rank=size, init=init)
+def hyper(
+    kind: AttnKind, width: int, length: int, size: int | None, init: Init = "paper", *, n_head: int | None = None
+) -> HyperGLU:
+    config = HyperGLUConfig(n_embd=width, n_head=n_head or 2, block_size=length, attn_kind=kind, qk_rank=size, init=init)
     return (HyperGLU if kind == "glu" else HyperMLP)(config)
 
 
-def relu(width: int, length: int, size: int | None) -> HyperGLU:
+def relu(width: int, length: int, size: int | None, *, n_head: int | None = None) -> HyperGLU:
     """HyperMLP without mixing, convolutions and gates: the label R, of any rank."""
     config = HyperGLUConfig(
         n_embd=width,
-        n_head=2,
+        n_head=n_head or 2,
         block_size=length,
         attn_kind="relu",
         qk_rank=size or width,
@@ -69,64 +90,98 @@ def relu(width: int, length: int, size: int | None) -> HyperGLU:
     return HyperMLP(config)
 
 
+def rival(
+    kind: Callable[..., Mixer],
+    title: str,
+    paper: str,
+    year: int,
+    size: str = "value width",
+    step: int = 2,
+    variant_of: str = "",
+    heads: bool = True,
+    **options: bool,
+) -> Entry:
+    """The entry of a class that is made with its width, its heads if it has any, and its size."""
+    field = "qk_rank" if size == "qk_rank" else "value_width"
+
+    def build(width: int, length: int, size: int | None, *, n_head: int | None = None) -> Mixer:
+        return kind(width, **({} if n_head is None else {"n_head": n_head}), **{field: size}, **options)
+
+    return Entry(build, title, paper, year, size, step, variant_of, heads=heads)
+
+
 MIXERS: dict[str, Entry] = {
-    "hyperglu": Entry(partial(hyper, "glu"), "HyperGLU", "Lu and Yang", 2026, "qk_rank", 4, init=True),
-    "hypermlp": Entry(partial(hyper, "relu"), "HyperMLP", "Lu and Yang", 2026, "qk_rank", init=True),
-    "softmax": Entry(lambda d, n, s: SoftmaxAttention(d, qk_rank=s), "Softmax with RoPE", "Vaswani et al.", 2017, "qk_rank", 4),
-    "relu": Entry(relu, "ReLU attention", "Wortsman et al.", 2023, "qk_rank"),
-    "differential": Entry(lambda d, n, s: DifferentialAttention(d, value_width=s), "Differential", "Ye et al.", 2025),
-    "path": Entry(lambda d, n, s: PathAttention(d, value_width=s), "PaTH attention", "Yang et al.", 2025),
-    "linear": Entry(lambda d, n, s: LinearAttention(d, value_width=s), "Linear attention", "Katharopoulos et al.", 2020),
-    "retnet": Entry(lambda d, n, s: RetNet(d, value_width=s), "RetNet", "Sun et al.", 2023),
-    "gla": Entry(lambda d, n, s: GLA(d, value_width=s), "Gated linear attention", "Yang et al.", 2024),
-    "gsa": Entry(lambda d, n, s: GSA(d, value_width=s), "Gated slot attention", "Zhang et al.", 2024),
-    "hgrn": Entry(lambda d, n, s: HGRN(d, value_width=s), "HGRN", "Qin et al.", 2023, "inner width"),
-    "hgrn2": Entry(lambda d, n, s: HGRN2(d, value_width=s), "HGRN2", "Qin et al.", 2024),
-    "deltanet": Entry(lambda d, n, s: DeltaNet(d, value_width=s), "DeltaNet", "Yang et al.", 2024),
-    "gated_deltanet": Entry(lambda d, n, s: GatedDeltaNet(d, value_width=s), "Gated DeltaNet", "Yang et al.", 2025),
-    "rwkv7": Entry(lambda d, n, s: RWKV7(d, value_width=s), "RWKV-7", "Peng et al.", 2025),
-    "mamba": Entry(lambda d, n, s: Mamba(d, value_width=s), "Mamba", "Gu and Dao", 2023, "inner width"),
-    "mamba2": Entry(lambda d, n, s: Mamba2(d, value_width=s), "Mamba-2", "Dao and Gu", 2024, "inner width"),
+    "hyperglu": Entry(partial(hyper, "glu"), "HyperGLU", "Lu and Yang", 2026, "qk_rank", 4, init=True, heads=True),
+    "hypermlp": Entry(partial(hyper, "relu"), "HyperMLP", "Lu and Yang", 2026, "qk_rank", init=True, heads=True),
+    "softmax": rival(SoftmaxAttention, "Softmax with RoPE", "Vaswani et al.", 2017, "qk_rank", 4),
+    "relu": Entry(relu, "ReLU attention", "Wortsman et al.", 2023, "qk_rank", heads=True),
+    "differential": rival(DifferentialAttention, "Differential", "Ye et al.", 2025),
+    "path": rival(PathAttention, "PaTH attention", "Yang et al.", 2025),
+    "linear": rival(LinearAttention, "Linear attention", "Katharopoulos et al.", 2020),
+    "retnet": rival(RetNet, "RetNet", "Sun et al.", 2023),
+    "gla": rival(GLA, "Gated linear attention", "Yang et al.", 2024),
+    "gsa": rival(GSA, "Gated slot attention", "Zhang et al.", 2024),
+    "hgrn": rival(HGRN, "HGRN", "Qin et al.", 2023, "inner width", heads=False),
+    "hgrn2": rival(HGRN2, "HGRN2", "Qin et al.", 2024),
+    "deltanet": rival(DeltaNet, "DeltaNet", "Yang et al.", 2024),
+    "gated_deltanet": rival(GatedDeltaNet, "Gated DeltaNet", "Yang et al.", 2025),
+    "rwkv7": rival(RWKV7, "RWKV-7", "Peng et al.", 2025),
+    "mamba": rival(Mamba, "Mamba", "Gu and Dao", 2023, "inner width", heads=False),
+    "mamba2": rival(Mamba2, "Mamba-2", "Dao and Gu", 2024, "inner width"),
     # Transitions with eigenvalues down to −1, as state tracking needs them
-    "deltanet_neg": Entry(
-        lambda d, n, s: DeltaNet(d, value_width=s, negative=True),
-        *("DeltaNet, negative", "Grazzi et al.", 2025),
-        variant_of="deltanet",
+    "deltanet_neg": rival(DeltaNet, "DeltaNet, negative", "Grazzi et al.", 2025, variant_of="deltanet", negative=True),
+    "gated_deltanet_neg": rival(
+        GatedDeltaNet, "Gated DeltaNet, negative", "Grazzi et al.", 2025, variant_of="gated_deltanet", negative=True
     ),
-    "gated_deltanet_neg": Entry(
-        lambda d, n, s: GatedDeltaNet(d, value_width=s, negative=True),
-        *("Gated DeltaNet, negative", "Grazzi et al.", 2025),
-        variant_of="gated_deltanet",
-    ),
-    "rwkv7_neg": Entry(
-        lambda d, n, s: RWKV7(d, value_width=s, negative=True),
-        *("RWKV-7, negative", "Peng et al.", 2025),
-        variant_of="rwkv7",
-    ),
+    "rwkv7_neg": rival(RWKV7, "RWKV-7, negative", "Peng et al.", 2025, variant_of="rwkv7", negative=True),
 }
 DISTINCT = tuple(name for name, entry in MIXERS.items() if not entry.variant_of)
 VARIANTS = tuple(name for name, entry in MIXERS.items() if entry.variant_of)
 
 
-def build_mixer(name: str, width: int, length: int, size: int | None = None, *, init: Init = "paper") -> Mixer:
-    """The mixer of a registered name or a label, of this width, for contexts of up to `length` tokens.
+def build_mixer(
+    name: str, width: int, length: int, size: int | None = None, *, heads: int | None = None, init: Init = "paper"
+) -> Mixer:
+    """The mixer of a registered name or a label.
 
     "@8" behind a name is another allocation of the ranks: temporal mixing of rank 8, and q and k wider in proportion.
 
-    init: how convolutions and lag factors of labels, HyperGLU and HyperMLP begin (docs/layer.md); rivals begin as published.
+    Args:
+        name: a key of MIXERS, or a label of Table 1's grammar (mixers/labels.py).
+        width: of its inputs and outputs.
+        length: the longest context, in tokens; lags of HyperGLU and HyperMLP.
+        size: what its entry calls the size, such as the value width or qk_rank; None: as published.
+        heads: how many; None: as published, which is two for all but Mamba-2. A mixer that has none refuses a number.
+        init: how convolutions and lag factors of labels, HyperGLU and HyperMLP begin (docs/layer.md).
     """
     choose_from("init", init, get_args(Init))
+    if heads is not None:
+        at_least_one("heads", heads)
     if "@" in name:
-        return reallocate(name, width, length, size, init)
+        return reallocate(name, width, length, size, heads, init)
     if name in MIXERS:
         entry = MIXERS[name]
-        return entry.build(width, length, size, init) if entry.init else entry.build(width, length, size)
-    if ":" not in name and name[:1] in ("S", "R", "G"):
-        return labels.build(name, width, length, size, init=init)
+        if heads is not None and not entry.heads:
+            raise ValueError(f"heads ({heads}) must be left unset: {name} has no heads to choose")
+        given = (width, length, size, init) if entry.init else (width, length, size)
+        return entry.build(*given, n_head=heads) if entry.heads else entry.build(*given)
+    if labels.is_meant(name):
+        return labels.build(name, width, length, size, heads or 2, init=init)
+    raise ValueError(unknown(name))
+
+
+def unknown(name: str) -> str:
+    """What to say about a name that is none: the nearest one, by name or title, and all others."""
     own = "; it is somebody's own code, which runs only where a command or a call names it" if ":" in name else ""
-    raise ValueError(
-        f"unknown mixer {name!r}; known are {', '.join(sorted(MIXERS))}, and the labels of Table 1, such as G-cg-q-12o{own}"
-    )
+    spellings = {plain(text): key for key, entry in reversed(MIXERS.items()) for text in (entry.title, key)}
+    near = [] if own else get_close_matches(plain(name), spellings, n=1)
+    meant = f"; did you mean {spellings[near[0]]!r}?" if near else ";"
+    known = f"{'Known' if near else 'known'} are {', '.join(sorted(MIXERS))}"
+    return f"unknown mixer {name!r}{meant} {known}, and the labels of Table 1, such as G-cg-q-12o{own}"
+
+
+def plain(text: str) -> str:
+    return "".join(letter for letter in text.lower() if letter.isalnum())
 
 
 def is_known(name: str) -> bool:
@@ -139,28 +194,27 @@ def is_known(name: str) -> bool:
     return True
 
 
-def reallocate(name: str, width: int, length: int, size: int | None, init: Init) -> HyperGLU:
+def reallocate(name: str, width: int, length: int, size: int | None, heads: int | None, init: Init) -> HyperGLU:
     """NAME@RANK: what temporal mixing gives up from its own rank, q and k get (at most the full width)."""
     base, _, rank = name.partition("@")
     if not rank.isdigit() or int(rank) < 1 or not has_free_ranks(base):
         raise ValueError(f"{name!r}: NAME@RANK is for labels with q and temporal mixing and for HyperGLU, such as G-cg-q-12o@8")
     with torch.device("meta"):
-        plain = build_mixer(base, width, length, size, init=init)
-    assert isinstance(plain, HyperGLU)
-    config = plain.config
+        usual = build_mixer(base, width, length, size, heads=heads, init=init)
+    assert isinstance(usual, HyperGLU)
+    config = usual.config
     assert config.qk_rank is not None
-    step = 4 if config.attn_kind == "glu" else 2
-    step *= 2 if config.use_rope else 1
+    step = config.n_head * (2 if config.attn_kind == "glu" else 1) * (2 if config.use_rope else 1)
     wider = min(width, -(-config.qk_rank * config.op1_rank // (int(rank) * step)) * step)
     qk_rank = config.qk_rank if size is not None else wider
-    return type(plain)(replace(config, op1_rank=int(rank), op2_rank=int(rank), qk_rank=qk_rank))
+    return type(usual)(replace(config, op1_rank=int(rank), op2_rank=int(rank), qk_rank=qk_rank))
 
 
 def has_free_ranks(name: str) -> bool:
     """Whether a mixer shares a budget between temporal mixing and q and k."""
     if name in MIXERS:
         return MIXERS[name].build in (MIXERS["hyperglu"].build, MIXERS["hypermlp"].build)
-    if ":" in name or name[:1] not in ("R", "G"):
+    if not labels.is_meant(name):
         return False
     label = labels.Label.parse(name)
     return label.compress_qk and (label.mix1 or label.mix2)

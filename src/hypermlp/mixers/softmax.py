@@ -18,10 +18,10 @@ from hypermlp.checks import at_least_one, choose_from, divisible
 from hypermlp.config import Init
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Mixer, Tokens, visible_slots
+from hypermlp.mixers.modules import join_linears
 from hypermlp.mixers.parts import INIT_STD, CausalConv
-from hypermlp.mixers.projections import join_linears
 from hypermlp.ops import pointwise
-from hypermlp.ops.registered import transform
+from hypermlp.ops.observer import transform
 
 TAPS = 4  # of the convolutions, appendix L
 

@@ -51,16 +51,16 @@ class MatchedModel:
     parameters: int  # of the whole model
 
 
-def match(name: str, width: int, block_size: int, target: int | None = None) -> Matched:
+def match(name: str, width: int, block_size: int, target: int | None = None, *, heads: int | None = None) -> Matched:
     """The size of a mixer, by its registered name or label, with which it has `target` parameters (None: 4 width²).
 
     A size as published is kept where it will do. A label whose ranks are what it is about is built as it says and counted:
     one with "!", and one that compresses without gates or mixing to pay for.
     """
     target = 4 * width**2 if target is None else target
-    count = partial(count_mixer, name, width, block_size)
+    count = partial(count_mixer, name, width, block_size, heads=heads)
     published = Matched(name=name, size=None, parameters=count(None), target=target, note="")
-    kind, step, obstacle = size_of(name)
+    kind, step, obstacle = size_of(name, heads)
     if published.reached or obstacle:
         return published if published.reached else replace(published, note=obstacle)
     sizes = range(step * math.ceil(SMALLEST * width / step), LARGEST * width, step)
@@ -73,18 +73,18 @@ def match(name: str, width: int, block_size: int, target: int | None = None) -> 
 
 
 @cache
-def count_mixer(name: str, width: int, length: int, size: int | None) -> int:
+def count_mixer(name: str, width: int, length: int, size: int | None, heads: int | None = None) -> int:
     """Parameters of a mixer, without memory for them."""
     with torch.device("meta"):
-        return count_parameters(build_mixer(name, width, length, size))
+        return count_parameters(build_mixer(name, width, length, size, heads=heads))
 
 
-def size_of(name: str) -> tuple[str, int, str]:
+def size_of(name: str, heads: int | None = None) -> tuple[str, int, str]:
     """What the size of a mixer is, its step, and why it is not to be changed (empty: it may)."""
     name = name.partition("@")[0]
     if name in MIXERS:
         entry = MIXERS[name]
-        return entry.size, entry.step, "" if entry.size else "it comes in one size"
+        return entry.size, entry.step_of(heads), "" if entry.size else "it comes in one size"
     label = Label.parse(name)
     obstacle = ""
     if label.over:
@@ -93,7 +93,7 @@ def size_of(name: str) -> tuple[str, int, str]:
         obstacle = "its q and k have the full width, as its label says"
     elif not (label.gate or label.mix1 or label.mix2):
         obstacle = "compressed, as its label says, and nothing added: a matched rank would be the full one"
-    return "qk_rank", label.rank_step(), obstacle
+    return "qk_rank", label.rank_step(heads or 2), obstacle
 
 
 def match_models(
@@ -102,13 +102,14 @@ def match_models(
     length: int,
     build_model: Callable[[str, int | None, int], nn.Module],
     inner: int,
+    heads: int | None = None,
 ) -> dict[str, MatchedModel]:
     """Sizes and feed-forward widths with which whole models are equal: none is narrower than `inner`, the largest has it.
 
-    build_model takes a mixer's name and size, and the width of the feed-forward. Labels with "!" are outside the budget: they
-    stay as they are, and nobody is made to match them.
+    build_model takes a mixer's name and size, and the width of the feed-forward; its mixers must have `heads` heads (None: as
+    published). Labels with "!" are outside the budget: they stay as they are, and nobody is made to match them.
     """
-    mixers = {name: match(name, width, length) for name in names}
+    mixers = {name: match(name, width, length, heads=heads) for name in names}
 
     def build(name: str, inner: int) -> nn.Module:
         with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Generation: one token after another through the cache, greedy or sampled.
+"""Generation: one token after another, greedy or sampled, through a cache or, without one, the whole context each time.
 
 Letters: B batch, T time.
 """
@@ -25,14 +25,28 @@ def stream(
     top_k: int | None = None,
     top_p: float = 1.0,
     seed: int = 0,
+    use_cache: bool = True,
 ) -> Iterator[Tensor]:
     """`count` new tokens (B) after the prompt (B T), each as soon as it is known; temperature 0 takes the likeliest.
 
-    Padding of the prompt, wherever it lies, changes nothing. The context may grow past the model's length: HyperGLU slides.
+    The context may grow past the model's length: HyperGLU slides.
+
+    Args:
+        model: in eval mode, if it has dropout.
+        prompt: tokens (B T), at least one each.
+        count: how many tokens follow.
+        attention_mask: (B T), 0 at padding, which may lie anywhere and changes nothing.
+        temperature: 0, or what logits are divided by before a token is drawn.
+        top_k: draw from so many of the likeliest tokens.
+        top_p: draw from the likeliest tokens that together have this probability.
+        seed: of the draws.
+        use_cache: False computes the whole context again for every token, for models without a cache (LanguageModel.has_cache).
     """
     check_sampling(prompt, temperature, top_k, top_p)
+    if use_cache and not model.has_cache:
+        raise ValueError("this model has no cache (the identity layout has none); give use_cache=False")
     generator = torch.Generator(prompt.device).manual_seed(seed)
-    cache = model.new_cache(prompt.shape[0], max_len=prompt.shape[1] + count)
+    cache = model.new_cache(prompt.shape[0], max_len=prompt.shape[1] + count) if use_cache else None
     logits = model(prompt, attention_mask=attention_mask, cache=cache)
     if attention_mask is None:
         last = logits[:, -1]
@@ -43,8 +57,15 @@ def stream(
     for i in range(count):
         token = choose(last, temperature, top_k, top_p, generator)
         yield token
-        if i + 1 < count:
+        if i + 1 == count:
+            return
+        if cache is not None:
             last = model(token[:, None], cache=cache)[:, -1]
+            continue
+        prompt = torch.cat([prompt, token[:, None]], 1)
+        if attention_mask is not None:
+            attention_mask = torch.cat([attention_mask, torch.ones_like(attention_mask[:, :1])], 1)
+        last = model(prompt, attention_mask=attention_mask)[:, -1]
 
 
 def generate(model: LanguageModel, prompt: Tensor, count: int, **options: Any) -> Tensor:

@@ -21,6 +21,7 @@ from hypermlp.config import IGNORED, Init
 from hypermlp.mixers import build_mixer
 from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
 from hypermlp.mixers.lags import LagExtension, check_longer, fill
+from hypermlp.ops.observer import is_traced, transform
 
 INIT_STD = 0.02
 Style = Literal["llama", "gpt2"]
@@ -35,6 +36,19 @@ def published_inner(width: int, style: Style = "llama") -> int:
 class ModelConfig:
     """What a language model is made of; plain data, to and from JSON.
 
+    Args:
+        vocabulary: how many tokens there are.
+        width: of embeddings, mixers and residual stream.
+        depth: blocks of mixer and feed-forward.
+        length: the longest context: lags of HyperGLU, rows of learned position embeddings.
+        mixer: a name or a label; several alternate through the layers (a hybrid).
+        size: of the mixers, see the registry; None: as published.
+        heads: of the mixers; None: as published, two for almost all. A mixer that has none refuses a number.
+        init: how convolutions and lag factors begin (docs/layer.md).
+        inner: width of the feed-forward; None: 8/3 of the width ("llama") or 4 times ("gpt2").
+        style: "llama" has RMSNorm and SwiGLU, "gpt2" LayerNorm, GELU and learned position embeddings.
+        tied: the head is the embedding.
+
     >>> ModelConfig(vocabulary=257, width=64, depth=2, length=128).inner
     176
     """
@@ -42,17 +56,20 @@ class ModelConfig:
     vocabulary: int
     width: int
     depth: int
-    length: int  # longest context: lags of HyperGLU, rows of learned position embeddings
-    mixer: str | tuple[str, ...] = "hyperglu"  # a name or a label; several alternate through the layers (a hybrid)
-    size: int | None = None  # of the mixers, see the registry; None: as published
-    init: Init = "paper"  # how convolutions and lag factors begin (docs/layer.md)
-    inner: int | None = None  # of the feed-forward; None: 8/3 of the width ("llama") or 4 times ("gpt2")
-    style: Style = "llama"  # RMSNorm and SwiGLU, or LayerNorm, GELU and learned position embeddings
-    tied: bool = True  # the head is the embedding
+    length: int
+    mixer: str | tuple[str, ...] = "hyperglu"
+    size: int | None = None
+    heads: int | None = None
+    init: Init = "paper"
+    inner: int | None = None
+    style: Style = "llama"
+    tied: bool = True
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "width", "depth", "length"):
             at_least_one(name, getattr(self, name))
+        if self.heads is not None:
+            at_least_one("heads", self.heads)
         choose_from("style", self.style, get_args(Style))
         choose_from("init", self.init, get_args(Init))
         if not self.mixers:
@@ -68,11 +85,16 @@ class ModelConfig:
         names = (self.mixer,) if isinstance(self.mixer, str) else tuple(self.mixer)
         return tuple(names[i % len(names)] for i in range(self.depth)) if names else ()
 
+    def build_mixer(self, name: str) -> Mixer:
+        """A layer's mixer."""
+        return build_mixer(name, self.width, self.length, self.size, heads=self.heads, init=self.init)
+
     def replace(self, **changes: Any) -> ModelConfig:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """Its fields; without heads where they are as published, as in files from before they were a choice."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "heads" or value is not None}
 
     @classmethod
     def of(cls, config: ModelConfig | Mapping[str, Any]) -> ModelConfig:
@@ -147,10 +169,7 @@ class LanguageModel(nn.Module):
         self.checkpointing = False  # recompute each block in the backward pass instead of saving its activations
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.positions = nn.Embedding(config.length, config.width) if config.style == "gpt2" else None
-        self.blocks = nn.ModuleList(
-            Block(build_mixer(name, config.width, config.length, config.size, init=config.init), config.inner, config.style)
-            for name in config.mixers
-        )
+        self.blocks = nn.ModuleList(Block(config.build_mixer(name), config.inner, config.style) for name in config.mixers)
         self.norm = (nn.RMSNorm if config.style == "llama" else nn.LayerNorm)(config.width)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         self.reset_parameters()
@@ -191,6 +210,7 @@ class LanguageModel(nn.Module):
         cu_seqlens = as_bounds(cu_seqlens, tokens)
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}; they must be whole numbers (batch, time)")
+        check_tokens(tokens, self.config.vocabulary)
         x = self.embedding(tokens)
         if self.positions is not None:
             seen = None if cache is None else cache.lengths
@@ -218,6 +238,15 @@ class LanguageModel(nn.Module):
         new.checkpointing = self.checkpointing
         return new.train(self.training)
 
+    @property
+    def has_cache(self) -> bool:
+        """Whether all layers can continue from a cache; the identity layout cannot."""
+        try:
+            self.new_cache(1, max_len=1, device="meta")
+        except ValueError:
+            return False
+        return True
+
     def new_cache(
         self,
         batch_size: int,
@@ -228,6 +257,18 @@ class LanguageModel(nn.Module):
         """Empty caches of all layers for batch_size sequences."""
         mixers = (block.get_submodule("mixer") for block in self.blocks)
         return ModelCache([m.new_cache(batch_size, max_len, dtype, device) for m in mixers if isinstance(m, Mixer)])
+
+
+def check_tokens(tokens: Tensor, vocabulary: int) -> None:
+    """Refuse ids that are no tokens, where reading them costs nothing: not on a GPU, nor while a graph is traced."""
+    if tokens.device.type != "cpu" or not tokens.numel() or is_traced() or transform() is not None:
+        return
+    least, most = (int(bound) for bound in tokens.aminmax())
+    if least < 0 or most >= vocabulary:
+        raise ValueError(
+            f"token {least if least < 0 else most} is outside the vocabulary, 0 to {vocabulary - 1}; use the tokenizer "
+            "that the model was trained with"
+        )
 
 
 def places(

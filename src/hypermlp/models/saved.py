@@ -11,7 +11,6 @@ Folders that models/hf exports load too: weights may be split over several files
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from hypermlp.files import write_json
+from hypermlp.files import TOKENIZER, whole_file, write_json
 from hypermlp.mixers.lags import LagExtension
 from hypermlp.models.lm import LanguageModel, ModelConfig
 
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 MODEL_TYPE = "hypermlp"
 
@@ -41,12 +40,16 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 def save_model(model: LanguageModel, folder: Path, tokenizer: dict[str, Any] | None = None) -> None:
     """Write config.json, model.safetensors and, if given, tokenizer.json, which Hugging Face's Auto classes read too."""
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f".{WEIGHTS}"
-    save_file({name: tensor.cpu().contiguous() for name, tensor in weights(model).items()}, fresh, {"format": "pt"})
-    os.replace(fresh, folder / WEIGHTS)
+    save_weights(model, folder)
     if tokenizer is not None:
         write_json(folder / TOKENIZER, tokenizer)
     write_json(folder / CONFIG, {"model_type": MODEL_TYPE, **model.config.to_dict()})  # last: what has one is complete
+
+
+def save_weights(model: nn.Module, folder: Path) -> None:
+    """Write model.safetensors, whole or not at all."""
+    with whole_file(folder / WEIGHTS) as fresh:
+        save_file({name: tensor.cpu().contiguous() for name, tensor in weights(model).items()}, fresh, {"format": "pt"})
 
 
 def load_model(folder: Path, length: int | None = None, lag_extension: LagExtension | None = None) -> LanguageModel:

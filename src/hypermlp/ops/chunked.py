@@ -136,8 +136,11 @@ class Operator(NamedTuple):
             torch.mul(y, self.baseline, out=out).baddbmm_(inner * self.control, self.right.mT)
         return inner
 
-    def backward(self, y: Tensor, inner: Tensor, d_out: Tensor, into: Operator) -> Tensor:
-        """Turns d_out into the gradient of y, uses up y, adds to the gradients `into`; returns that of the control."""
+    def backward(self, y: Tensor, inner: Tensor, d_out: Tensor, into: Operator, product: Tensor | None) -> Tensor:
+        """Turns d_out into the gradient of y, uses up y, adds to the gradients `into`; returns that of the control.
+
+        out · d_out in each row is added to product (H B·M 1), if that is given.
+        """
         d_inner = torch.bmm(d_out, self.right)  # H B·M R
         scaled = d_inner * self.control
         accumulate(into.left, y.mT, scaled)
@@ -146,8 +149,16 @@ class Operator(NamedTuple):
             write(d_out, scaled, self.left.mT)
         else:
             into.baseline.add_(y.mul_(d_out).sum(1, keepdim=True, dtype=into.baseline.dtype))
+            if product is not None:
+                product.add_(row_sums(y.mul_(self.baseline), product.dtype))
             d_out.mul_(self.baseline).baddbmm_(scaled, self.left.mT)
+        if product is not None:
+            product.add_(row_sums(scaled.mul_(inner), product.dtype))
         return d_inner.mul_(inner)
+
+
+def row_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.sum(-1, keepdim=True, dtype=dtype)
 
 
 def write(out: Tensor, x: Tensor, y: Tensor) -> None:
@@ -174,6 +185,7 @@ class Recomputed(NamedTuple):
     softplus: Tensor | None  # of the scale, H B·M N
     active: Sheet  # a
     w: Sheet
+    d_w: Sheet  # where the gradient of w comes
     z_inner: Tensor | None
     a_inner: Tensor | None
 
@@ -250,43 +262,33 @@ def span_forward(part: Part, spec: Spec, height: int) -> tuple[Tensor, Tensor]:
 def strip_recompute(strip: Strip, part: Part, memory: Tensor, spec: Spec) -> Recomputed:
     """The forward of a strip, with all that its backward needs."""
     G, H = part.heads
-    z, h, active, w, positive = strip.sheets(memory, part.batch, G, G, H, H, H)
-    h, w = (z if part.routing is None else h), (active if part.reading is None else w)
+    z, h, active, d_w, positive = strip.sheets(memory, part.batch, G, G, H, H, H)
+    h, w = (z if part.routing is None else h), (active if part.reading is None else d_w)
     z_inner = strip_scores(strip, part, z, h, spec)
     gate, scale, softplus = h.lags[:H], None, None
     if spec.kind == "glu":
         scale, softplus = h.lags[H:], positive.lags
     activate(gate, scale, softplus, out=active.lags)
     a_inner = None if part.reading is None else part.reading.cut(strip).forward(active.lags, w.lags)
-    return Recomputed(z, h, softplus, active, w, z_inner, a_inner)
+    return Recomputed(z, h, softplus, active, w, d_w, z_inner, a_inner)
 
 
-def activation_backward(gate: Tensor, scale: Tensor | None, softplus: Tensor | None, d_active: Tensor, d_norm: Tensor) -> None:
+def activation_backward(
+    gate: Tensor, scale: Tensor | None, softplus: Tensor | None, d_active: Tensor, d_norm: Tensor | None
+) -> None:
     """Turns gate and scale into their gradients; d_norm · gate is the row norm's share. Uses up d_active."""
     torch.ops.aten.threshold_backward.grad_input(d_active, gate, 0, grad_input=d_active)  # d_active ⊙ 1[gate > 0]
     if scale is None or softplus is None:
-        gate.mul_(d_norm).add_(d_active)
+        gate.mul_(0 if d_norm is None else d_norm).add_(d_active)
     else:
         scale.sigmoid_().mul_(d_active).mul_(gate)
-        gate.mul_(d_norm).addcmul_(d_active, softplus)
+        gate.mul_(0 if d_norm is None else d_norm).addcmul_(d_active, softplus)
 
 
-def norm_share(d_raw: Tensor, o: Tensor, rho: Tensor) -> Tensor:
-    """What the row norm gives to the gradient of the gate, as a factor of the gate."""
-    return (d_raw * o).sum(-1, keepdim=True).div_(rho).neg_()
-
-
-def span_backward(part: Part, o: Tensor | None, rho: Tensor, d_o: Tensor, grads: Part, spec: Spec, height: int) -> None:
-    """Add the gradients of a part to `grads`; ρ as span_forward gives it, o too or None if it was rounded since.
-
-    With few slots the norm's share nearly cancels the rest of the gate's gradient, and the rounding of o would be what remains.
-    """
+def span_backward(part: Part, rho: Tensor, d_o: Tensor, grads: Part, spec: Spec, height: int) -> None:
+    """Add the gradients of a part to `grads`; ρ as span_forward gives it."""
     G, H = part.heads
-    d_exact = d_o / rho  # o = õ / ρ, õ = w v
-    d_raw = d_exact.to(part.v.dtype)
-    d_norm = torch.zeros_like(rho)
-    if spec.norm != "none" and o is not None:
-        d_norm = norm_share(d_exact, o, rho)
+    d_raw, squares = (d_o / rho).to(part.v.dtype), rho.square()  # o = õ / ρ, õ = w v
     strips = part.plan(spec, height)
     memory = part.memory(strips, 2 * G + 3 * H)
     for strip in strips:
@@ -296,15 +298,18 @@ def span_backward(part: Part, o: Tensor | None, rho: Tensor, d_o: Tensor, grads:
         # Readout. From here on, a sheet that is no longer needed holds a gradient.
         w = strip.to_time(done.w, spec)
         accumulate(grads.v[:, slots], w.mT, d_raw[:, rows])
-        if spec.norm != "none" and o is None:
-            again = torch.bmm(w, part.v[:, slots]).div_(rho[:, rows])
-            d_norm[:, rows] = norm_share(d_exact[:, rows], again, rho[:, rows])
-        d_active = done.w
+        d_active = done.d_w
         scores(strip, d_raw[:, rows], part.v[:, slots], d_active, spec)
-        operator_backward(strip, part.reading, done.active, done.a_inner, d_active, grads.reading)
+        # dρ/ρ = −(d_o·o)/ρ². With few slots it nearly cancels the rest of the gate's gradient, so d_o·o is found as w · d_w,
+        # from the same numbers as that rest, and not from a rounded o.
+        product = None if spec.norm == "none" else torch.zeros_like(squares[:, rows]).view(H, -1, 1)
+        if part.reading is None and product is not None:
+            product.add_(row_sums(done.active.lags * d_active.lags, product.dtype))
+        operator_backward(strip, part.reading, done.active, done.a_inner, d_active, grads.reading, product)
+        d_norm = None if product is None else product.div_(squares[:, rows].reshape(product.shape)).neg_()
 
         gate, scale = done.h.lags[:H], done.h.lags[H:] if spec.kind == "glu" else None
-        activation_backward(gate, scale, done.softplus, d_active.lags, d_norm[:, rows].reshape(H, -1, 1))
+        activation_backward(gate, scale, done.softplus, d_active.lags, d_norm)
 
         # Scores: h = z R1, z = q kᵀ.
         operator_backward(strip, part.routing, done.z, done.z_inner, done.h, grads.routing)
@@ -314,12 +319,18 @@ def span_backward(part: Part, o: Tensor | None, rho: Tensor, d_o: Tensor, grads:
 
 
 def operator_backward(
-    strip: Strip, op: Operator | None, y: Sheet, inner: Tensor | None, d_out: Sheet, into: Operator | None
+    strip: Strip,
+    op: Operator | None,
+    y: Sheet,
+    inner: Tensor | None,
+    d_out: Sheet,
+    into: Operator | None,
+    product: Tensor | None = None,
 ) -> None:
     """Turns d_out into the gradient of y, uses up y; nothing where there is no operator."""
     if op is None or inner is None or into is None:
         return
-    d_control = op.cut(strip).backward(y.lags, inner, d_out.lags, into.cut(strip))
+    d_control = op.cut(strip).backward(y.lags, inner, d_out.lags, into.cut(strip), product)
     target = into.control[:, :, strip.rows]
     target.copy_(d_control.view_as(target))
 
@@ -394,9 +405,8 @@ def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, ch
         part = Part(*own, routing=select(routing, b, rows), reading=select(reading, b, rows), batch=b.stop - b.start)
         zeros = torch.zeros_like(own[0]), torch.zeros_like(own[1], dtype=sums), torch.zeros_like(own[2], dtype=sums)
         grads = Part(*zeros, routing=select(d_routing, b, rows), reading=select(d_reading, b, rows), batch=part.batch)
-        o_b = heads_first(o[b, rows], dtype) if o.dtype == dtype else None
         rho_b, d_o_b = heads_first(rho[b, rows, :, None], sums), heads_first(d_o[b, rows], dtype)
-        span_backward(part, o_b, rho_b, d_o_b, grads, spec, height)
+        span_backward(part, rho_b, d_o_b, grads, spec, height)
         into.q[b, rows] = heads_last(grads.q, part.batch)
         into.k[b, slots] += heads_last(grads.k, part.batch)
         into.v[b, slots] += heads_last(grads.v, part.batch)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hypermlp import notice
 from hypermlp.checks import choose_from
-from hypermlp.ops.registered import transform
+from hypermlp.ops.observer import transform
 
 SWITCH = "HYPERMLP_KERNELS"
 HALF = (torch.bfloat16, torch.float16)

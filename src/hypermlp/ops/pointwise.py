@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hypermlp.ops import native
-from hypermlp.ops.registered import gradients_with_graph, ordinary, recording
+from hypermlp.ops.observer import Observer, observer_of, ordinary
+from hypermlp.ops.registered import gradients_with_graph
 
 TRITON_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -29,7 +30,7 @@ def convs(
     if impl == "dense" or not ordinary(x, wk, wv, history):
         return plain_convs(x, wk, wv, position, history)
     use = kernels_for(impl, x, wk, wv)
-    if use and not recording(x, wk, wv):
+    if use and observer_of(x, wk, wv) is Observer.NOBODY:
         return kernels(use).convs_forward(x, wk, wv, position, history)
     return convs_op(x, wk, wv, position, history, use)
 
@@ -38,14 +39,15 @@ def gate(x: Tensor, g: Tensor, *, impl: str) -> Tensor:
     """x ⊙ σ(g), both (B T C)."""
     use = kernels_for(impl, x, g)
     if use and ordinary(x, g):
-        return gate_op(x, g, use) if recording(x, g) else kernels(use).gate_forward(x, g)
+        free = observer_of(x, g) is Observer.NOBODY
+        return cast("Tensor", kernels(use).gate_forward(x, g) if free else gate_op(x, g, use))
     return plain_gate(x, g)
 
 
 def kernels_for(impl: str, *tensors: Tensor) -> str:
     """Whose kernels may take these tensors as they are: "native", "triton" or nobody's, ""."""
     if impl == "native":
-        return "native" if native.is_plain(*tensors, half=True) else ""
+        return "native" if native.is_addressable(*tensors, half=True) else ""
     return "triton" if impl == "triton" and all(t.dtype in TRITON_TYPES for t in tensors) else ""
 
 
@@ -204,19 +206,12 @@ def _backward_gate(ctx: Any, d_y: Tensor) -> Any:
 gate_op.register_autograd(_backward_gate, setup_context=_save_gate)
 
 
-# The small projections, made in one product and used in four ways, activated without taking them apart: y holds q, m1, s1, s2
-# side by side, and its gradient comes back in one piece.
-
-
-def gates(y: Tensor, sizes: Sequence[int], *, impl: str) -> tuple[Tensor, Tensor, Tensor]:
-    """q ⊙ σ(m1), σ(s1) and σ(s2) from y (B T C) = [q | m1 | s1 | s2] with the widths `sizes`."""
-    use = kernels_for(impl, y)
-    if use and ordinary(y):
-        return gates_op(y, list(sizes), use) if recording(y) else gates_forward(y, sizes, use)
-    return plain_gates(y, sizes)
+# The small projections, made in one product and used in four ways, activated without taking them apart: y (B T C) holds q, m1,
+# s1, s2 side by side, and its gradient comes back in one piece. ops/layer.py differentiates them.
 
 
 def plain_gates(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """q ⊙ σ(m1), σ(s1) and σ(s2) of y with the widths `sizes`."""
     q, m1, s1, s2 = y.split(list(sizes), dim=-1)
     return q * torch.sigmoid(m1), torch.sigmoid(s1), torch.sigmoid(s2)
 
@@ -224,22 +219,6 @@ def plain_gates(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor
 def gates_forward(y: Tensor, sizes: Sequence[int], use: str) -> tuple[Tensor, Tensor, Tensor]:
     q, s1, s2 = kernels(use).gates_forward(y, sizes) if use else plain_gates(y, sizes)
     return q, s1, s2
-
-
-@torch.library.custom_op("hypermlp::gates", mutates_args=())
-def gates_op(y: Tensor, sizes: list[int], use: str) -> tuple[Tensor, Tensor, Tensor]:
-    return gates_forward(y, sizes, use)
-
-
-@gates_op.register_fake
-def _(y: Tensor, sizes: list[int], use: str) -> tuple[Tensor, Tensor, Tensor]:
-    q, _, s1, s2 = sizes
-    return y.new_empty(*y.shape[:2], q), y.new_empty(*y.shape[:2], s1), y.new_empty(*y.shape[:2], s2)
-
-
-@torch.library.custom_op("hypermlp::gates_backward", mutates_args=())
-def gates_backward_op(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: list[int], use: str) -> Tensor:
-    return gates_backward(d_q, d_s1, d_s2, y, sizes, use)
 
 
 def gates_backward(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: Sequence[int], use: str) -> Tensor:
@@ -250,23 +229,3 @@ def gates_backward(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: Se
     d_y = y.new_empty(y.shape)
     kernels(use).gates_backward(d_q, d_s1, d_s2, y, sizes, d_y)
     return d_y
-
-
-@gates_backward_op.register_fake
-def _(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: list[int], use: str) -> Tensor:
-    return y.new_empty(y.shape)
-
-
-def _save_gates(ctx: Any, inputs: tuple[Tensor, list[int], str], output: Any) -> None:
-    y, ctx.sizes, ctx.use = inputs
-    ctx.save_for_backward(y)
-
-
-def _backward_gates(ctx: Any, d_q: Tensor, d_s1: Tensor, d_s2: Tensor) -> tuple[Tensor | None, None, None]:
-    if torch.is_grad_enabled():
-        found = gradients_with_graph(lambda y: plain_gates(y, ctx.sizes), ctx.saved_tensors, (d_q, d_s1, d_s2))
-        return found[0], None, None
-    return gates_backward_op(d_q, d_s1, d_s2, *ctx.saved_tensors, ctx.sizes, ctx.use), None, None
-
-
-gates_op.register_autograd(_backward_gates, setup_context=_save_gates)

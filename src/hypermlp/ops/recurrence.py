@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp.ops import foreign
-from hypermlp.ops.registered import gradients_with_graph, transform
+from hypermlp.ops.observer import transform
+from hypermlp.ops.registered import gradients_with_graph
 from hypermlp.ops.types import compute_dtype, no_autocast
 
 CHUNK = 32  # C, of long inputs: on a CPU faster than 64 for narrow heads, about level for wide ones

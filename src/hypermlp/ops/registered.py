@@ -1,26 +1,24 @@
 """How an implementation becomes one opaque node for torch.compile and autograd.
 
 An implementation with a hand-written backward provides two functions over flat tensors, forward and backward; `register` makes
-a function with the signature of reference.mix out of them. Letters as in ops/types.py.
+a function of a MixCall out of them. Letters as in ops/types.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.autograd import forward_ad
 
 from hypermlp import notice
 from hypermlp.ops import reference
-from hypermlp.ops.types import Mixing, Spec, compute_dtype, no_autocast
+from hypermlp.ops.observer import Observer, needs_gradient, observer_of
+from hypermlp.ops.types import MixCall, Mixing, Spec, compute_dtype, no_autocast
 
 LIBRARY = torch.library.Library("hypermlp", "FRAGMENT")
-ORDINARY = (Tensor, torch.nn.Parameter)  # exactly these types: a subclass may keep its numbers elsewhere
 
 
 class Inputs(NamedTuple):
@@ -90,18 +88,7 @@ class Unrolled(NamedTuple):
     fits: Callable[[Inputs, Spec, int | None], bool]  # few enough steps for this call
 
 
-class Mix(Protocol):
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        routing: Mixing | None,
-        reading: Mixing | None,
-        spec: Spec,
-        spans: Tensor | None = None,
-        chunk: int | None = None,
-    ) -> Tensor: ...
+Mix = Callable[[MixCall], Tensor]
 
 
 def register(
@@ -219,64 +206,52 @@ def register(
         LIBRARY.define(f"{name}_steps({CALL_SCHEMA}) -> Tensor")
         LIBRARY.impl(f"{name}_steps", steps, "CompositeImplicitAutograd")  # a compiler takes it apart, and its gradient
 
-    def mix(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        routing: Mixing | None,
-        reading: Mixing | None,
-        spec: Spec,
-        spans: Tensor | None = None,
-        chunk: int | None = None,
-    ) -> Tensor:
-        call = Call(Inputs(q, k, v, *flatten_mixing(routing, False), *flatten_mixing(reading, True), spans), spec, chunk)
-        observer = observed(*call.inputs)
-        if observer == "tracer":
+    def mix(asked: MixCall) -> Tensor:
+        call = Call(flatten(asked), asked.spec, asked.chunk)
+        observer = observer_of(*call.inputs)
+        if observer is Observer.TRACER:
             if opaque_infer is not None and not needs_gradient(*call.inputs):
                 return cast("Tensor", opaque_infer(*call.flat()))
-            if unrolled is not None and spans is None and torch.compiler.is_compiling() and unrolled.on(q.device):
+            if unrolled is not None and asked.spans is None and torch.compiler.is_compiling() and unrolled.on(asked.q.device):
                 return cast("Tensor", getattr(torch.ops.hypermlp, f"{name}_steps")(*call.flat()))
             return opaque(*call.flat())[0]
-        if observer == "autograd":
-            return cast("Tensor", Eager.apply(spec, chunk, *call.inputs))
+        if observer is Observer.AUTOGRAD:
+            return cast("Tensor", Eager.apply(call.spec, call.chunk, *call.inputs))
         return inferred(call)
 
     return mix
 
 
-class Linked(Protocol):
-    def __call__(self, inputs: Inputs, spec: Spec) -> tuple[Tensor, Tensor]: ...
+def owned(forward: Forward, backward: Backward) -> Callable[[Inputs, Spec], Tensor]:
+    """The operator for one reader that gives d_o away, so that its memory is used again; for eager calls.
 
-
-def linked(forward: Forward, backward: Backward) -> Linked:
-    """The operator for a reader that gives back d_o·o beside d_o, so that o need not be kept; for eager calls.
-
-    Returns o and ρ. The reader takes ρ as an argument and gives d_o·o (B T H) as its gradient; where gradients are recorded, it
-    finds those of the operator's inputs itself.
+    Where gradients are recorded, the reader finds those of the operator's inputs itself and gives no d_o.
     """
 
-    class Eager(torch.autograd.Function):
+    class Owned(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> Tensor:
             ctx.spec = spec
             o, rho, *more = forward(Inputs._make(tensors), spec, None)
             assert not more
             ctx.save_for_backward(rho, *tensors)
             ctx.set_materialize_grads(False)
-            return o, rho
+            return o
 
         @staticmethod
-        def backward(ctx: Any, d_o: Tensor | None, dots: Tensor | None) -> tuple[Any, ...]:
+        def backward(ctx: Any, d_o: Tensor | None) -> tuple[Any, ...]:
             if d_o is None:  # the reader has seen to it
                 return (None,) * (1 + len(Inputs._fields))
             rho, *tensors = ctx.saved_tensors
-            return (None, *backward(d_o, None, rho, Inputs._make(tensors), ctx.spec, None, dots=dots), None)
+            return (None, *backward(d_o, None, rho, Inputs._make(tensors), ctx.spec, None, overwrite=True), None)
 
-    def mix(inputs: Inputs, spec: Spec) -> tuple[Tensor, Tensor]:
-        o, rho = Eager.apply(spec, *inputs)
-        return o, rho
+    return lambda inputs, spec: cast("Tensor", Owned.apply(spec, *inputs))
 
-    return mix
+
+def flatten(call: MixCall) -> Inputs:
+    """The tensors of a call, one by one."""
+    mixings = *flatten_mixing(call.routing, False), *flatten_mixing(call.reading, True)
+    return Inputs(call.q, call.k, call.v, *mixings, call.spans)
 
 
 def flatten_mixing(mixing: Mixing | None, transpose: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
@@ -297,7 +272,7 @@ def reference_mix(inputs: Inputs, spec: Spec) -> Tensor:
     return reference.mix(i.q, i.k, i.v, routing, reading, spec, i.spans)
 
 
-# Who observes a call, and the derivatives that a hand-written gradient does not provide.
+# The derivatives that a hand-written gradient does not provide.
 
 
 def gradients_of_gradients(call: Call, d_o: Tensor) -> list[Tensor | None]:
@@ -309,46 +284,6 @@ def gradients_of_gradients(call: Call, d_o: Tensor) -> list[Tensor | None]:
     return gradients_with_graph(dense, call.inputs.differentiable, (d_o,))
 
 
-def observed(*tensors: Tensor | None) -> Literal["tracer", "autograd", None]:
-    """Who observes a call. A tracer: a compiler, a dispatch mode or a transform sees operators, or there are no values."""
-    if traced():
-        return "tracer"
-    if any(t is not None and (type(t) not in ORDINARY or t.is_meta or is_functorch_wrapped_tensor(t)) for t in tensors):
-        return "tracer"
-    return "autograd" if needs_gradient(*tensors) else None
-
-
-def needs_gradient(*tensors: Tensor | None) -> bool:
-    """Whether autograd records what is made of these tensors."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def recording(*tensors: Tensor | None) -> bool:
-    """Whether anybody observes the call; else operators may be bypassed."""
-    return observed(*tensors) is not None
-
-
-def traced() -> bool:
-    """Whether a compiler or a dispatch mode records the operators."""
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-
-
-def ordinary(*tensors: Tensor | None) -> bool:
-    """Whether operators with code of their own may take these tensors: a subclass need not have its numbers in memory."""
-    return traced() or all(t is None or type(t) in ORDINARY for t in tensors)
-
-
-def transform() -> str | None:
-    """The transformation of functions under way, which differentiates in ways that a hand-written gradient does not know."""
-    if torch._C._functorch.maybe_current_level() is not None:
-        return "inside a torch.func transform"
-    return "inside forward-mode differentiation" if forward_ad._current_level >= 0 else None
-
-
-# What torch.compiler.assume_constant_result does, without its import of the whole compiler.
-transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 def gradients_with_graph(
     compute: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Sequence[Tensor | None], d_outputs: Sequence[Tensor]
 ) -> list[Tensor | None]:
@@ -356,5 +291,12 @@ def gradients_with_graph(
     notice.once("second derivatives are computed in plain steps, with memory that grows with the square of the context")
     fresh = [None if x is None else x.view_as(x) for x in inputs]  # so that no path leads from one input to another
     wanted = [x for x in fresh if x is not None and x.requires_grad]
-    found = iter(torch.autograd.grad(compute(*fresh), wanted, d_outputs, create_graph=True, allow_unused=True))
+    made = compute(*fresh)
+    outputs = made if isinstance(made, tuple) else (made,)
+    pairs = [(y, d_y) for y, d_y in zip(outputs, d_outputs, strict=True) if y.requires_grad]  # others depend on nothing wanted
+    if not pairs:
+        return [None for _ in fresh]
+    found = iter(
+        torch.autograd.grad([y for y, _ in pairs], wanted, [d_y for _, d_y in pairs], create_graph=True, allow_unused=True)
+    )
     return [next(found) if x is not None and x.requires_grad else None for x in fresh]

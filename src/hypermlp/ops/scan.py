@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp.ops import flops, foreign, native
+from hypermlp.ops.observer import Observer, observer_of, ordinary, transform
 from hypermlp.ops.recurrence import expand
-from hypermlp.ops.registered import gradients_with_graph, ordinary, recording, transform
+from hypermlp.ops.registered import gradients_with_graph
 from hypermlp.ops.types import compute_dtype, no_autocast
 
 PLACES = 32  # of a block
@@ -145,7 +146,7 @@ def selective_scan(
     x, delta, A, B, C = (t.to(compute_dtype(dtype)) for t in (x, delta, A.mT, B, C))
     state = x.new_zeros(x.shape[0], *A.shape) if state is None else state.to(x.dtype)
     with no_autocast(x):
-        if impl == "native" and native.is_plain(x, delta, A, B, C, state):
+        if impl == "native" and native.is_addressable(x, delta, A, B, C, state):
             y, last = native_scan(x, delta, A, B, C, state, begins)
         else:
             y, last = plain_selective_scan(x, delta, A, B, C, state, begins)
@@ -164,7 +165,7 @@ def native_scan(
 ) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_exporting():
         y, last = selective_inference_op(x, delta, A, B, C, state, begins)
-    elif recording(x, delta, A, B, C, state):
+    elif observer_of(x, delta, A, B, C, state) is not Observer.NOBODY:
         y, last, _ = selective_op(x, delta, A, B, C, state, begins)
     else:
         y, last, _ = native.scan_forward(native.scan_inputs(x, delta, A, B, C, state, begins), marks=False)

@@ -8,9 +8,10 @@ Letters used throughout `ops`:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -37,10 +38,6 @@ class Mixing(NamedTuple):
         return 1 + self.diag if self.shortcut else self.diag
 
 
-def tensors_of(mixing: Mixing | None) -> tuple[Tensor | None, ...]:
-    return () if mixing is None else (mixing.A, mixing.B, mixing.control, mixing.diag)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Spec:
     """The choices of the operator that are not tensors; see HyperGLUConfig for their meaning."""
@@ -51,6 +48,43 @@ class Spec:
     causal: bool
     block_size: int
     eps: float
+
+
+class MixCall(NamedTuple):
+    """One call of the operator: what reference.mix takes, and how high a strip of rows is."""
+
+    q: Tensor  # B T G K
+    k: Tensor  # B S G K
+    v: Tensor  # B S H V
+    routing: Mixing | None  # R1, G heads
+    reading: Mixing | None  # R2, H heads
+    spec: Spec
+    spans: Tensor | None = None  # n 5, see dense_spans
+    chunk: int | None = None  # rows of a strip for "chunked"; None: as suits the device
+
+    def leaves(self) -> dict[str, Tensor]:
+        """All that gradients flow into: q, k, v, R1.A, …, R2.diag."""
+        found = {"q": self.q, "k": self.k, "v": self.v}
+        for name, mixing in (("R1", self.routing), ("R2", self.reading)):
+            if mixing is not None:
+                found |= {f"{name}.{f}": t for f, t in mixing._asdict().items() if isinstance(t, Tensor)}
+        return found
+
+    def with_leaves(self, leaves: Mapping[str, Tensor]) -> Self:
+        """The call with other tensors in the place of those."""
+
+        def mixing(name: str, old: Mixing | None) -> Mixing | None:
+            if old is None:
+                return None
+            given: dict[str, Any] = {f: leaves[f"{name}.{f}"] for f in old._fields if f"{name}.{f}" in leaves}
+            return old._replace(**given)
+
+        q, k, v = leaves["q"], leaves["k"], leaves["v"]
+        return self._replace(q=q, k=k, v=v, routing=mixing("R1", self.routing), reading=mixing("R2", self.reading))
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """The call in another type."""
+        return self.with_leaves({name: t.to(dtype) for name, t in self.leaves().items()})
 
 
 def dense_spans(batch: int, rows: int, slots: int) -> Tensor:

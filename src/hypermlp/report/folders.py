@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from hypermlp.experiments.configs import count
-from hypermlp.experiments.generate import RUN
 from hypermlp.files import Record
 from hypermlp.mixers.labels import SAME
 from hypermlp.models.lm import ModelConfig
@@ -30,7 +29,8 @@ from hypermlp.studies.folder import read_lines
 from hypermlp.studies.protocol import VERSIONS, read_versions, registration_problems
 from hypermlp.studies.search import PHASE, Choice, Outcome, Place, Search, choose, place_of, read_search
 from hypermlp.tasks import TASKS
-from hypermlp.train.metrics import LINES, read_metrics
+from hypermlp.train.metrics import read_metrics
+from hypermlp.train.run_folder import METRICS, RUN
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Part:
 def read_studies(folder: Path) -> list[Study]:
     """The studies below `folder`."""
     parts = [part for path in sorted(folder.rglob("runs.jsonl")) for part in read_parts(folder, path)]
-    trained = [path.parent for path in sorted(folder.rglob(RUN)) if (path.parent / LINES).exists()]
+    trained = [path.parent for path in sorted(folder.rglob(RUN)) if (path.parent / METRICS).exists()]
     parts += [read_training(folder, path) for path in trained]
     groups: dict[str, list[list[Part]]] = {"mad": [], "language": [], "tasks": []}
     for part in parts:
@@ -124,7 +124,7 @@ def read_training(root: Path, path: Path) -> Part:
     config = head["config"]
     model, how = dict(config["model"]), dict(config["train"])
     mixer, inner, size = model.pop("mixer"), model.pop("inner"), model.pop("size")
-    points = read_metrics(path / LINES)
+    points = read_metrics(path / METRICS)
     curve = [{"step": p["step"], "train_loss": p["loss"], "loss": p["validation"]} for p in points if "validation" in p]
     tokens = how["batch"] * config["data"]["context"]
     name = mixer if isinstance(mixer, str) else "+".join(mixer)

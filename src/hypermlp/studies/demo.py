@@ -126,7 +126,7 @@ def lag_kernels(model: nn.Module, inputs: Tensor) -> list[dict[str, Any]]:
 
 def kernel(op: SequenceMixing, x: Tensor, *, transpose: bool) -> dict[str, Any]:
     """transpose: the operator takes lag j to lag i by its entry (i, j), as in w = a R2ᵀ."""
-    mixing = op.operator(torch.sigmoid(op.control(x)).mean((0, 1), keepdim=True))  # s: 1 1 H*R
+    mixing = op(torch.sigmoid(op.control(x)).mean((0, 1), keepdim=True))  # s: 1 1 H*R
     low_rank = (mixing.A * mixing.control[0, 0, :, None]) @ mixing.B.mT  # H L L
     head = int(low_rank.flatten(1).norm(dim=1).argmax())
     strongest = low_rank[head].mT if transpose else low_rank[head]

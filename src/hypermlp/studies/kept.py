@@ -7,19 +7,18 @@ model.safetensors    the weights
 from __future__ import annotations
 
 import dataclasses
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hypermlp.checks import choose_from
 from hypermlp.files import read_json, write_json
 from hypermlp.mixers import build_mixer
 from hypermlp.models.mad import build_model
-from hypermlp.models.saved import CONFIG, WEIGHTS, weights
+from hypermlp.models.saved import CONFIG, WEIGHTS, save_weights
 from hypermlp.provenance import provenance
 from hypermlp.studies import demo, mad
 from hypermlp.tasks.mad import MAD
@@ -47,9 +46,7 @@ def keep_model(folder: Path, task: str, mixer: str = demo.SHOWN, *, seed: int = 
     about = {"mixer": mixer, "size": job.size, "inner": job.inner, "width": study.width, "depth": study.depth, "seed": seed}
     accuracy = None if record["metrics"] is None else record["metrics"]["accuracy"]
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f".{WEIGHTS}"
-    save_file({name: tensor.contiguous() for name, tensor in weights(model).items()}, fresh)
-    os.replace(fresh, folder / WEIGHTS)
+    save_weights(model, folder)
     found = {"setting": dataclasses.asdict(setting), "accuracy": accuracy, "provenance": provenance()}
     write_json(folder / CONFIG, {"model_type": MODEL_TYPE, **about, **found})  # last: what has one is complete
 

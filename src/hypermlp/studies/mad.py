@@ -329,7 +329,7 @@ def train_model(job: TaskJob, context: RunContext | None = None) -> tuple[nn.Mod
     run = Fit(
         model if context is None else model.to(context.device),
         job.recipe,
-        fit.Examples(data.train, batch=study.batch, seed=job.seed),
+        fit.EpochSampler(data.train, batch=study.batch, seed=job.seed),
         partial(scores, data.validation if clean else data.test),
         evaluate_every=job.evaluate_every,
         solved=study.rules.solved if study.solved is None else study.solved,

@@ -45,7 +45,9 @@ FAULTS = {
     ),
     "strides swapped": Fault("products.py", "b * y_b + c0.to(tl.int64) * y_t", "b * y_t + c0.to(tl.int64) * y_b", ODD, True),
     "the window's end": Fault("products.py", "(lag >= 0) & (lag < L)", "(lag >= 0) & (lag <= L)", WINDOW, True),
-    "a split that repeats its neighbour's tiles": Fault("backward.py", "(n >= begin + LATE)", "(n >= begin)", CUT, True),
+    "a split that repeats its neighbour's tiles": Fault(
+        "backward.py", "(n + 0 * j >= begin + LATE)", "(n + 0 * j >= begin)", CUT, True
+    ),
     "halves of a word mixed": Fault("skew.py", ".to(tl.int32) & 0xFFFF", ".to(tl.int32)", SMALL, True),
     "gradients where the gate is shut": Fault("backward.py", "where(hg > 0, da", "where(hg > -1, da", SMALL, True),
 }  # fmt: skip

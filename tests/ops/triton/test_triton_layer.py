@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import assert_same, make_layer, make_problem, randn, run_layer
+from helpers import assert_same, gates, make_layer, make_problem, randn, run_layer
 from hypermlp import ops
 from hypermlp.ops import pointwise
-from hypermlp.ops.registered import Inputs, flatten_mixing
+from hypermlp.ops.registered import Inputs, flatten
 from hypermlp.ops.triton import blocks, device, gradients, launch, operator, stepping, work
 from interpreter import patched_once, rms, run
 
@@ -74,7 +74,7 @@ def test_convolutions_and_gates(dtype: torch.dtype) -> None:
         "convs": lambda impl, x, wk, wv, g: pointwise.convs(x, wk, wv, impl=impl),
         "packed": lambda impl, x, wk, wv, g: pointwise.convs(x, wk, wv, position, impl=impl),
         "gate": lambda impl, x, wk, wv, g: (pointwise.gate(x, g, impl=impl),),
-        "gates": lambda impl, x, wk, wv, g: pointwise.gates(x, [20, 20, 17, 13], impl=impl),
+        "gates": lambda impl, x, wk, wv, g: gates(x, [20, 20, 17, 13], impl=impl),
     }
     for name, call in calls.items():
         results = []
@@ -94,7 +94,7 @@ def test_convolutions_and_gates(dtype: torch.dtype) -> None:
 
 def operator_arguments(**options: object) -> tuple[object, ...]:
     p = make_problem(**options).to(torch.float32)
-    tensors = (p.q, p.k, p.v, *flatten_mixing(p.routing, False), *flatten_mixing(p.reading, True))
+    tensors = flatten(p).differentiable
     leaves = [None if t is None else t.detach().clone().requires_grad_() for t in tensors]
     s = p.spec
     return (*leaves, p.spans, s.kind, s.norm, s.aligner, s.causal, s.block_size, s.eps, None)
@@ -110,7 +110,6 @@ def test_opcheck_companions() -> None:
     x, wk, wv = (randn(*s, dtype=torch.float32).requires_grad_() for s in ((2, 9, 5), (5, 4), (5, 4)))
     torch.library.opcheck(torch.ops.hypermlp.convs.default, (x, wk, wv, None, None, "triton"))
     torch.library.opcheck(torch.ops.hypermlp.gate.default, (x, x.detach().clone().requires_grad_(), "triton"))
-    torch.library.opcheck(torch.ops.hypermlp.gates.default, (x, [1, 1, 2, 1], "triton"))
 
 
 def test_a_compiled_step_runs_the_decode_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

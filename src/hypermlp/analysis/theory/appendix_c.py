@@ -216,7 +216,7 @@ def all_rows(layer: HyperGLU, tokens: Tensor) -> Tensor:
     q, k = query.q.transpose(0, 1), layer.k(tokens)[None].unflatten(-1, (G, -1))
     unit = torch.eye(T, dtype=tokens.dtype)[None, :, None].expand(1, T, G, T)
     spec = replace(layer.spec, kind="relu", norm="none")
-    up, down = (ops.mix(sign * q, k, unit, routing, None, spec, impl="chunked") for sign in (1, -1))
+    up, down = (ops.mix(ops.MixCall(sign * q, k, unit, routing, None, spec), impl="chunked") for sign in (1, -1))
     return (up - down)[0].transpose(0, 1)
 
 

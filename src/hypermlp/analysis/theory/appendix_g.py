@@ -14,7 +14,7 @@ from hypermlp.analysis.theory.registry import Case, excess, printed, relative, s
 from hypermlp.analysis.theory.setting import heads, hidden, in_time_order, measured_mixing, mixing_matrix
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.ops import chunked
-from hypermlp.ops.registered import Inputs, flatten_mixing
+from hypermlp.ops.registered import Inputs, flatten
 
 LENGTHS = (32, 64, 96, 128, 160)
 # Why statements about cost notice no fault of the operator.
@@ -40,9 +40,9 @@ def inputs(case: Case, layer: HyperGLU, rows: int, slots: int) -> Inputs:
     G, H = layer.config.routing_heads, layer.config.n_head
     q = layer.q(x).unflatten(-1, (G, -1))
     k, v = (case.normal(1, slots, n, w.out_features // n) for n, w in ((G, layer.k), (H, layer.v)))
-    controls = (None if op is None else op.operator(torch.sigmoid(op.control(x))) for op in (layer.op1, layer.op2))
+    controls = (None if op is None else op(torch.sigmoid(op.control(x))) for op in (layer.op1, layer.op2))
     routing, reading = controls
-    return Inputs._make((q, k, v, *flatten_mixing(routing, False), *flatten_mixing(reading, True), None))
+    return flatten(ops.MixCall(q, k, v, routing, reading, layer.spec))
 
 
 def step_cost(case: Case, layer: HyperGLU, slots: int) -> int:
@@ -148,12 +148,12 @@ def operator_product(layer: HyperGLU, x: Tensor, y: Tensor) -> Tensor:
     """y R1(x) by the real operator: keys that are the numbers y, a query of 1, values that are unit vectors."""
     op, t = layer.op1, len(y)
     assert op is not None
-    routing = op.operator(torch.sigmoid(op.control(x[None, None])))
+    routing = op(torch.sigmoid(op.control(x[None, None])))
     k = in_time_order(x[None], y[:, None])[:, :, None]
     unit = torch.eye(t, dtype=y.dtype)[None, :, None]
     spec = ops.Spec(kind="relu", norm="none", aligner="offset", causal=True, block_size=layer.spec.block_size, eps=1e-12)
     one = y.new_ones(1, 1, 1, 1)
-    up, down = (ops.mix(q, k, unit, routing, None, spec, impl="chunked")[0, 0, 0] for q in (one, -one))
+    up, down = (ops.mix(ops.MixCall(q, k, unit, routing, None, spec), impl="chunked")[0, 0, 0] for q in (one, -one))
     return (up - down).flip(0)
 
 

@@ -1,7 +1,7 @@
 """Seeded faults of the operator, and which statements notice them.
 
-A fault takes the place of ops.compute, through which every layer and every probe of this package goes, and gives a wrong
-readout. A statement notices it if its check, otherwise unchanged, finds an error above its tolerance.
+A fault takes the place of ops.dispatch.compute, through which every layer and every probe of this package goes, and gives a
+wrong readout. A statement notices it if its check, otherwise unchanged, finds an error above its tolerance.
 
 Letters as in ops/types.py: B batch, T rows, S slots, H heads, G routing heads, L block_size.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -19,26 +20,16 @@ from torch import Tensor
 
 from hypermlp import ops
 from hypermlp.analysis.theory.registry import Statement, errors, missing
-from hypermlp.ops import reference
-from hypermlp.ops.types import Mixing, Spec
+from hypermlp.ops import dispatch, reference
+from hypermlp.ops.types import Mixing
 
 
-@dataclass(frozen=True)
-class Operands:
-    """What the operator is called with, and its result."""
+class Operands(ops.MixCall):
+    """A call of the operator, and its result."""
 
-    q: Tensor  # B T G K
-    k: Tensor  # B S G K
-    v: Tensor  # B S H V
-    routing: Mixing | None
-    reading: Mixing | None
-    spec: Spec
-    spans: Tensor | None
-
-    def mix(self, **changes: object) -> Tensor:
+    def mix(self, **changes: Any) -> Tensor:
         """The right operator, on these operands with some of them changed."""
-        o = replace(self, **changes)  # type: ignore[arg-type]
-        return reference.mix(o.q, o.k, o.v, o.routing, o.reading, o.spec, o.spans)
+        return reference.mix(*self._replace(**changes)[:7])
 
     def both(self, change: Callable[[Mixing], Mixing]) -> Tensor:
         """With both mixings changed."""
@@ -56,7 +47,7 @@ class Operands:
         unit = torch.eye(S, dtype=self.v.dtype)[None, :, None].expand(B, S, H, S)
         plain = replace(self.spec, kind="relu", norm="none")
         routing = None if self.routing is None else first_heads(self.routing, H)
-        own = replace(self, q=self.q[:, :, :H], k=self.k[:, :, :H], v=unit, routing=routing, reading=None, spec=plain)
+        own = self._replace(q=self.q[:, :, :H], k=self.k[:, :, :H], v=unit, routing=routing, reading=None, spec=plain)
         return own.mix() - own.reversed()
 
     def read(self, weights: Tensor) -> Tensor:
@@ -243,20 +234,10 @@ def seeded(name: str) -> Iterator[None]:
     """The operator with a fault."""
     wrong = FAULTS[name]
 
-    def compute(
-        impl: str,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        routing: Mixing | None,
-        reading: Mixing | None,
-        spec: Spec,
-        spans: Tensor | None = None,
-        chunk: int | None = None,
-    ) -> Tensor:
-        return wrong(Operands(q, k, v, routing, reading, spec, spans))
+    def compute(impl: str, call: ops.MixCall) -> Tensor:
+        return wrong(Operands(*call))
 
-    with patch.object(ops, "compute", compute):
+    with patch.object(dispatch, "compute", compute):
         yield
 
 

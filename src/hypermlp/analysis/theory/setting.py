@@ -128,8 +128,8 @@ class Query:
         rows = x[:, None]  # n 1 d
         q = layer.q(rows)
         self.q = (q if layer.gate_qk is None else q * act(layer, layer.gate_qk(rows))).unflatten(-1, (G, -1))
-        self.routing = None if layer.op1 is None else layer.op1.operator(act(layer, layer.op1.control(rows)))
-        self.reading = None if layer.op2 is None else layer.op2.operator(act(layer, layer.op2.control(rows)))
+        self.routing = None if layer.op1 is None else layer.op1(act(layer, layer.op1.control(rows)))
+        self.reading = None if layer.op2 is None else layer.op2(act(layer, layer.op2.control(rows)))
         self.gate = None if layer.gate_vo is None else act(layer, layer.gate_vo(rows))
 
 
@@ -147,7 +147,7 @@ def read(layer: HyperGLU, x: Tensor, X: Tensor, impl: str = "chunked", **changes
     k = layer.k(context).unflatten(-1, (layer.config.routing_heads, -1))
     v = layer.v(context).unflatten(-1, (layer.config.n_head, -1))
     spec = replace(layer.spec, **changes)  # type: ignore[arg-type]
-    o = ops.mix(query.q, k, v, query.routing, query.reading, spec, impl=impl).flatten(2)
+    o = ops.mix(ops.MixCall(query.q, k, v, query.routing, query.reading, spec), impl=impl).flatten(2)
     return layer.o(o if query.gate is None else o * query.gate)[:, 0]
 
 
@@ -161,7 +161,7 @@ def hidden(layer: HyperGLU, x: Tensor, X: Tensor) -> Tensor:
     k = layer.k(context).unflatten(-1, (G, -1))
     unit = torch.eye(t, dtype=X.dtype)[None, :, None].expand(len(x), t, G, t)
     spec = replace(layer.spec, kind="relu", norm="none")
-    up, down = (ops.mix(q, k, unit, query.routing, None, spec, impl="chunked") for q in (query.q, -query.q))
+    up, down = (ops.mix(ops.MixCall(q, k, unit, query.routing, None, spec), impl="chunked") for q in (query.q, -query.q))
     return (up - down)[:, 0].flip(-1)
 
 
@@ -172,7 +172,7 @@ def activations(layer: HyperGLU, x: Tensor, X: Tensor, **changes: object) -> Ten
     k = layer.k(context).unflatten(-1, (G, -1))
     unit = torch.eye(t, dtype=X.dtype)[None, :, None].expand(len(x), t, H, t)
     spec = replace(layer.spec, **changes)  # type: ignore[arg-type]
-    return ops.mix(query.q, k, unit, query.routing, None, spec, impl="chunked")[:, 0].flip(-1)
+    return ops.mix(ops.MixCall(query.q, k, unit, query.routing, None, spec), impl="chunked")[:, 0].flip(-1)
 
 
 def measured_mixing(layer: HyperGLU, which: int, x: Tensor, t: int, head: int = 0) -> Tensor:
@@ -191,8 +191,8 @@ def measured_mixing(layer: HyperGLU, which: int, x: Tensor, t: int, head: int = 
     v = unit[None, :, None].expand(t, t, heads, t)
     spec = replace(layer.spec, kind="relu", norm="none")
     if which == 2:
-        return ops.mix(q, k, v, None, op.operator(control), spec, impl="chunked")[:, 0, head].flip(0, 1).T
-    up, down = (ops.mix(s * q, k, v, op.operator(control), None, spec, impl="chunked") for s in (1, -1))
+        return ops.mix(ops.MixCall(q, k, v, None, op(control), spec), impl="chunked")[:, 0, head].flip(0, 1).T
+    up, down = (ops.mix(ops.MixCall(s * q, k, v, op(control), None, spec), impl="chunked") for s in (1, -1))
     return (up - down)[:, 0, head].flip(0, 1)
 
 
@@ -207,7 +207,7 @@ def element(layer: HyperGLU, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
     k = layer.k(u)[:, None].unflatten(-1, (layer.config.routing_heads, -1))
     values = layer.v(v)[:, None].unflatten(-1, (layer.config.n_head, -1))
     spec = replace(layer.spec, norm="none")
-    o = ops.mix(query.q, k, values, None, None, spec, impl="chunked").flatten(2)
+    o = ops.mix(ops.MixCall(query.q, k, values, None, None, spec), impl="chunked").flatten(2)
     return layer.o(o if query.gate is None else o * query.gate)[:, 0]
 
 

@@ -17,6 +17,7 @@ class HyperConfig(PreTrainedConfig):
         "vocab_size": "vocabulary",
         "hidden_size": "width",
         "num_hidden_layers": "depth",
+        "num_attention_heads": "heads",
         "intermediate_size": "inner",
         "max_position_embeddings": "length",
         "tie_word_embeddings": "tied",
@@ -28,6 +29,7 @@ class HyperConfig(PreTrainedConfig):
     length: int = 1024
     mixer: str | list[str] | tuple[str, ...] = "hyperglu"
     size: int | None = None
+    heads: int | None = None
     init: str = "paper"
     inner: int | None = None
     style: str = "llama"

@@ -1,5 +1,7 @@
 """Documents packed into rows without padding, as position_ids tell them: where positions restart, a document begins.
 
+A restart goes back, or to 0. Positions that jump forward are those of one document with a gap.
+
 Letters: B batch, T time, C width.
 """
 
@@ -15,7 +17,7 @@ class Documents(NamedTuple):
     """Documents in the rows of a batch, and how to lay them into the one row that mixers take them in."""
 
     cu_seqlens: Tensor  # n + 1, from 0 to B*T
-    batch: int = 1
+    batch: int
     order: Tensor | None = None  # B T: where each token came from; real tokens stand before padding
 
     def pack(self, x: Tensor) -> Tensor:
@@ -42,7 +44,7 @@ def find_documents(position: Tensor, mask: Tensor | None = None) -> Documents | 
     if mask is not None:
         order = torch.argsort((mask == 0).to(torch.int8), dim=1, stable=True)
         position, real = position.gather(1, order), (mask != 0).gather(1, order)
-    restarts = (position[:, 1:] != position[:, :-1] + 1) & real[:, 1:]
+    restarts = ((position[:, 1:] < position[:, :-1]) | (position[:, 1:] == 0)) & real[:, 1:]
     if not torch.compiler.is_compiling() and not bool(restarts.any()):
         return None
     padding_begins = real[:, :-1] & ~real[:, 1:]

@@ -19,7 +19,7 @@ from hypermlp.models.hf.config import HyperConfig
 from hypermlp.models.hf.documents import Documents, find_documents
 from hypermlp.models.hf.folder import AUTO_MAP, write_modelling_file
 from hypermlp.models.hf.library import BaseModelOutputWithPast, GradientCheckpointingLayer, PreTrainedModel, initialization
-from hypermlp.models.lm import Block, LanguageModel, check_places, places
+from hypermlp.models.lm import Block, LanguageModel, check_places, check_tokens, places
 
 
 class HyperBlock(Block, GradientCheckpointingLayer):
@@ -149,7 +149,8 @@ class HyperModel(HyperPreTrainedModel):
             use_cache: return a cache; by default config.use_cache where no gradients are recorded. None is made in training
                 and for packed documents.
             output_hidden_states: also return the input of every block and the output of the model.
-            cu_seq_lens_q: where documents begin, as data collators give it (n + 1, batch 1); saves looking at position_ids.
+            cu_seq_lens_q: borders of the documents in all rows laid end to end, [0, …, B*T], as data collators give them; saves
+                looking at position_ids.
             cache_position, others: accepted, as other models do, and without effect.
         """
         self._refuse_attentions(output_attentions)
@@ -201,13 +202,14 @@ class HyperModel(HyperPreTrainedModel):
         assert tokens is not None
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(f"input_ids are {tokens.dtype} {tuple(tokens.shape)}; they must be whole numbers (batch, time)")
+        check_tokens(tokens, getattr(self.embedding, "num_embeddings", self.config.vocabulary))
         return self.embedding(tokens)
 
     def _documents(
         self, x: Tensor, mask: Tensor | None, position: Tensor | None, cu_seqlens: Tensor | None
     ) -> Documents | None:
         if cu_seqlens is not None:
-            return Documents(cu_seqlens)
+            return Documents(cu_seqlens, x.shape[0])
         if position is None:
             return None
         if position.dim() != 2 or position.shape[1] != x.shape[1] or position.shape[0] not in (1, x.shape[0]):
@@ -235,7 +237,9 @@ class HyperModel(HyperPreTrainedModel):
             place = position[:, -x.shape[1] :].expand(x.shape[:2]).clamp(min=0)
             check_places(place, self.config.length)
             return place
-        return places(x, self.config.length, mask, cu_seqlens, None if past is None else past.seen(x.shape[0]))
+        if cu_seqlens is not None:
+            return places(x.flatten(0, 1)[None], self.config.length, None, cu_seqlens).view(x.shape[:2])
+        return places(x, self.config.length, mask, None, None if past is None else past.seen(x.shape[0]))
 
     @property
     def mixers(self) -> list[Mixer]:
@@ -251,6 +255,9 @@ class HyperModel(HyperPreTrainedModel):
 
     def generation_cache(self) -> HyperCache:
         """An empty cache, for `past_key_values` of generate and forward."""
+        if not self.has_cache:
+            names = ", ".join(sorted(set(self.config.plain().mixers)))
+            raise ValueError(f"this model ({names}) has a mixer without a cache; generate and call it with use_cache=False")
         return HyperCache(any(mixer.cache_spec().one_way for mixer in self.mixers))
 
 

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hypermlp.config import END
+from hypermlp.files import TOKENIZER
 from hypermlp.models.hf.library import CURE, PreTrainedTokenizerFast, tokenizers, transformers
-from hypermlp.models.saved import TOKENIZER
-
-END = "<|endoftext|>"
 
 
 class HyperTokenizer(PreTrainedTokenizerFast):

@@ -1,5 +1,6 @@
-// What the kernel is called with. Every integer is 64 bits wide, so that there is no padding; bindings.py mirrors the structures
-// field by field and compares its mirror with hm_layout.
+// What the kernel is called with, written once: bindings.py reads this file and makes its structures of it. So a line is a comment,
+// or a field's type and names as its `read_structures` knows them, and nothing else. Every field is 8 bytes wide, or made of such, so
+// that there is no padding.
 
 #pragma once
 
@@ -30,14 +31,23 @@ struct hm_args {
     hm_view q, k, v, s1, s2;   // (B,T,G,K) (B,S,G,K) (B,S,H,V) (B,T,G,R1) (B,T,H,R2)
     const float *A1, *B1, *diag1;  // (G,L,R1) (G,L,R1) (G,L); A1 null: R1 is the identity; diag1 may be null
     const float *A2, *B2, *diag2;  // (H,L,R2) (H,L,R2) (H,L); likewise
-    hm_view o;                 // (B,T,H,V), written by forward, read by backward
+    hm_view o;                 // (B,T,H,V), written by forward
     float *rho;                // (B,T,H) contiguous, written by forward, read by backward
     hm_view dout;              // backward only, from here on
     // dk and dv, which are summed in place, are always float; dv may be dout, where every row's own slot has its number.
     hm_view dq, dk, dv, ds1, ds2;
     float *dA1, *dB1, *ddiag1, *dA2, *dB2, *ddiag2;  // may be null where the operator or its diagonal is absent
-    const float *dots;         // (B,T,H) do·o, or null: from o
     i64 half;
+};
+
+// The parameters of a layer, or their gradients; ops/parameters.py names them in this order. All contiguous. Null: there is none;
+// of a gradient: it is not wanted. A call says which of them it knows.
+struct hm_parameters {
+    float *w[7], *bias[7];       // q, its gate, both controls, k, v, the readout's gate: (width,C) (width)
+    float *conv_k, *conv_v;      // (C,W), tap W-1 meets the current token
+    float *A1, *B1, *diag1;      // (G,L,R1) (G,L,R1) (G,L)
+    float *A2, *B2, *diag2;      // (H,L,R2) (H,L,R2) (H,L)
+    float *o, *o_bias;           // (C,H*V) (C)
 };
 
 struct hm_conv_args {
@@ -76,89 +86,64 @@ struct hm_gates_args {
     void *q, *s1, *s2;           // forward: written
     const void *dq, *ds1, *ds2;  // backward, from here on
     void *dy;
-    float *sum;                  // of dy over the rows, (2Q+S1+S2)
     i64 half;
 };
 
 // All projections of a layer: q, its gate, both controls and the readout's gate from x, k and v from x's convolutions. Widths and
-// C are whole panels (hm_panel). All contiguous.
+// C are whole panels (hm_panel). All contiguous. Of the parameters: w, bias, conv_k and conv_v.
 struct hm_project_args {
     i64 B, T, C, W;
-    i64 width[7];                // q, its gate, s1, s2, k, v, the readout's gate; 0: there is none
+    i64 width[7];                // of each projection; 0: there is none
     i64 nthreads;
     void *parallel;
     const float *x;              // (B,T,C)
     const i64 *pos;              // as in hm_conv_args
-    const float *conv_k, *conv_v;  // (C,W) or null
-    const float *w[7], *bias[7];   // (width,C) (width) or null
+    hm_parameters parameters;
     float *y;                    // (B,T,joined): q, its gate, s1, s2 before their activations; backward: read
     float *out[7];               // (B,T,width): q gated, nothing, s1 and s2 activated, k, v, gate
     const float *dout[7];        // backward only, from here on
-    float *dx, *dw[7], *dbias[7];  // a gradient that is null is not wanted
-    float *dconv_k, *dconv_v;
+    float *dx;
+    hm_parameters gradients;
 };
 
-// The gradients of y = o ⊙ σ(g) from dy and y. All (N, H*V) contiguous; dx may be dy.
+// The gradients of y = o ⊙ σ(g) from dy and y. All (N, C) contiguous; dx may be dy.
 struct hm_ungate_args {
-    i64 N, H, V;
+    i64 N, C;
     i64 nthreads;
     void *parallel;
     const void *dy, *y, *g;
     void *dx, *dg;
-    float *dots;                 // (N,H) do·o, which is dy·y
     i64 half;
 };
 
 // A whole layer on plain sequences: hm_project_args, hm_args and the gated readout. C, H*V and all widths are whole panels.
-// The parameters: weights and biases of the projections as in hm_project_args, their convolutions, A1, B1, diag1, A2, B2, diag2,
-// weight (C,H*V) and bias of the readout. Null: there is none; of a gradient: it is not wanted. All contiguous.
 struct hm_layer_args {
     i64 B, T, C, W, H, G, K, V, R1, R2, L;
     i64 act, norm, shortcut1, shortcut2;
     double eps;
     i64 nthreads;
     void *parallel;
-    const float *parameter[24];
+    hm_parameters parameters;
     const float *x;              // (B,T,C)
     float *kept;                 // written by forward, read by backward
     i64 kept_size;               // in floats, as the kernel counts them
     float *y;                    // forward only, (B,T,C)
     const float *dy;             // backward only, from here on
     float *dx;
-    float *gradient[24];
-};
-
-// One product of a few rows with a weight matrix: y = x w^T + bias.
-struct hm_linear_entry {
-    const float *x, *w, *bias;   // (N,in) (out,in) contiguous (out) or null
-    float *y;                    // (N,out) contiguous
-    i64 x_row, in, out;
-};
-
-struct hm_linear_args {
-    i64 N, entries;
-    i64 nthreads;
-    void *parallel;
-    const hm_linear_entry *entry;
-};
-
-// A linear layer: (out,in) contiguous, bias may be null; w null: there is no such layer.
-struct hm_weights {
-    const float *w, *bias;
+    hm_parameters gradients;
 };
 
 // One token for each row of the batch through a whole layer. In `mix`, span b is the row of batch entry b and its last slot the
-// new one, k and v are the cache, and q, s1, s2, o, rho are not read: hm_step makes them.
+// new one, k and v are the cache, and q, s1, s2, o, rho and the factors are not read: hm_step makes them or has them.
 struct hm_step_args {
     hm_args mix;
-    i64 C, W;                              // width, taps of the convolutions
-    const float *x;                        // (B,C)
+    i64 C, W;                    // width, taps of the convolutions
+    const float *x;              // (B,C)
     i64 x_row;
-    const float *history;                  // (B,W-1,C), the inputs before x
+    const float *history;        // (B,W-1,C), the inputs before x
     i64 history_b;
-    const float *conv_k, *conv_v;          // (C,W) or null
-    hm_weights q, k, v, gate_qk, gate_vo, control1, control2, out;
-    float *y;                              // (B,C)
+    hm_parameters parameters;
+    float *y;                    // (B,C)
 };
 
 // Mamba's selective scan, channel by channel: h = exp(delta A) h + delta x B, y = C h.
@@ -169,7 +154,7 @@ struct hm_scan_args {
     void *parallel;
     const float *x, *delta;                // (B,T,E)
     const float *A;                        // (N,E), at most 0
-    const float *in, *out;                 // (B,T,N), the B and C of the paper
+    const float *input, *output;           // (B,T,N), the B and C of the paper
     const unsigned char *begins;           // (B,T), nonzero: h is emptied first; or null
     const float *state;                    // (B,N,E), h before the first token
     float *y, *last;                       // (B,T,E) (B,N,E), written by forward
@@ -177,5 +162,5 @@ struct hm_scan_args {
     const float *dy, *dlast;               // backward only, from here on
     float *dx, *ddelta;
     float *dA, *dstate;                    // (B,N,E), dA still to be summed over the batch
-    float *din, *dout;                     // (groups,B,T,N), still to be summed over the groups
+    float *dinput, *doutput;               // (groups,B,T,N), still to be summed over the groups
 };

@@ -34,34 +34,40 @@ struct ParamSum {
     }
 };
 
-// dõ = do/ρ and the pull of the norm: dρ/ρ = -(do·o)/ρ².
+// dõ = do/ρ
 template <class E> void output_gradient(const Plan &P, const Strip &s, i64 head, Work &w) {
     const hm_args &p = P.p;
-    for (i64 i = 0; i < s.m; i++) {
-        float rho = p.norm ? p.rho[(s.b * p.T + s.row + i) * p.H + head] : 1.0f;
-        float product;
-        if (p.dots) {
-            product = p.dots[(s.b * p.T + s.row + i) * p.H + head];
-        } else {
-            const E *d = at<E>(p.dout, s.b, s.row + i, head), *o = at<E>(p.o, s.b, s.row + i, head);
-            vf dot{};
-            each_vector(p.V, [&](i64 j, i64 n) { dot += load_some(d + j, n) * load_some(o + j, n); });
-            product = sum(dot);
-        }
-        w.rrho[i] = 1.0f / rho;
-        w.pull[i] = p.norm ? -product * w.rrho[i] * w.rrho[i] : 0.0f;
-    }
+    for (i64 i = 0; i < s.m; i++) w.rrho[i] = p.norm ? 1.0f / p.rho[(s.b * p.T + s.row + i) * p.H + head] : 1.0f;
     pack_rows(at<E>(p.dout, s.b, s.row, head), p.dout.t, s.m, p.V, w.rrho, w.dout, P.Vp);
     if (P.dv_in_place())
         for (i64 i = 0; i < s.m; i++) memset(at(p.dv, s.b, s.row + i, head), 0, p.V * sizeof(float));
 }
 
-// h and t2 = a B2 once more, with a only in a tile
+// Σ d a dw over n columns of a row
+float weighted_product(i64 n, const float *d, const float *a, const float *dw) {
+    pair total{};
+    each_pair(n, [&](i64 j, i64 k) { total = total + load2_some(d + j, k) * load2_some(a + j, k) * load2_some(dw + j, k); });
+    return sum(total.x + total.y);
+}
+
+// The pull of the norm: dρ/ρ = -(do·o)/ρ². Where few slots exist it nearly cancels the rest of dh, so do·o is found as Σ w dw,
+// from the same numbers as the rest: Σ D2 a dw is in `pull` already, (a B2 ⊙ s2)·(dw A2) is added here.
+void pull_of_norm(const Plan &P, const Strip &s, Work &w) {
+    const i64 Rp = P.op2.Rp;
+    for (i64 i = 0; i < s.m; i++) {
+        float product = w.pull[i];
+        for (i64 r = 0; P.op2.present() && r < Rp; r++) product += w.t2s[i * Rp + r] * w.e2[i * Rp + r];
+        w.pull[i] = P.p.norm ? -product * w.rrho[i] * w.rrho[i] : 0.0f;
+    }
+}
+
+// h, t2 = a B2 and Σ D2 a dw once more, with a only in a tile
 void hidden_again(const Plan &P, const Strip &s, i64 head, Work &w) {
     const Operator &op1 = P.op1, &op2 = P.op2;
     if (op2.present()) memset(w.t2, 0, s.m * op2.Rp * sizeof(float));
     for (i64 part = 0; part < P.parts; part++) clear_older(s, w.h[part]);
     memset(w.squares, 0, VL * sizeof(float));  // ρ is given; the sum is not used here
+    memset(w.pull, 0, s.m * sizeof(float));
     for (i64 ya = 0; ya < s.Wp; ya += TL) {
         i64 yb = std::min(ya + TL, s.Wp);
         row_groups(s.m, [&](i64 i, i64 rows) {
@@ -72,11 +78,13 @@ void hidden_again(const Plan &P, const Strip &s, i64 head, Work &w) {
                              w.t1s[part], w.h[part].lag(0, ya), w.h[part].ld);
                 clear_before_start(s, i, rows, w.h[part].lag(0, ya), w.h[part].ld, ya, yb);
             }
-            if (!op2.present()) return;
-            for (i64 r = i; r < i + rows; r++)
-                activate_row(P.glu, yb - y, w.h[0].lag(r, y), P.glu ? w.h[1].lag(r, y) : nullptr, w.a + r * LDA + y - ya,
-                             w.squares);
-            reduce_group(s, i, rows, w.a, LDA, ya, std::min(yb, s.W), op2, op2.fb, head, w.t2);
+            for (i64 r = i; r < i + rows; r++) {
+                float *a = w.a + r * LDA + y - ya;
+                activate_row(P.glu, yb - y, w.h[0].lag(r, y), P.glu ? w.h[1].lag(r, y) : nullptr, a, w.squares);
+                i64 n = std::min(yb, s.W) - y;
+                if (P.p.norm && n > 0) w.pull[r] += weighted_product(n, op2.diagonal(head, s.ubase + y), a, w.dw.lag(r, y));
+            }
+            if (op2.present()) reduce_group(s, i, rows, w.a, LDA, ya, std::min(yb, s.W), op2, op2.fb, head, w.t2);
         });
     }
 }
@@ -138,17 +146,18 @@ void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const Para
     const hm_args &p = P.p;
     const Operator &op1 = P.op1, &op2 = P.op2;
 
-    scores_of_head<E>(P, s, head, w);
-    hidden_again(P, s, head, w);
-
     // dw = dõ vᵀ and e2 = dw A2
     output_gradient<E>(P, s, head, w);
     score(s, w.dout, P.Vp, p.V, at<E>(p.v, s.b, s.c0, head), p.v.t, w.dw, w.pack, op2, op2.fa, head, w.e2);
+
+    scores_of_head<E>(P, s, head, w);
+    hidden_again(P, s, head, w);
     if (op2.present()) {
         apply_controls<E>(s, p.s2, head, p.R2, op2.Rp, w.t2, w.t2s);
         apply_controls<E>(s, p.s2, head, p.R2, op2.Rp, w.e2, w.e2s);
         write_controls<E>(s, p.ds2, head, p.R2, op2.Rp, w.t2, w.e2);
     }
+    pull_of_norm(P, s, w);
 
     through_reading(P, s, head, w, sums);
     const float *dout = join_rows<E>(w.dout, P.Vp, s.m, P.Vp, w.joined);

@@ -1,234 +1,74 @@
 """The border between Python and the compiled kernel: its structures, its entry points, and the addresses it is given.
 
-Every address comes from `pointer`, `view` or `row_pointer`, which look at the tensor itself; a tensor that is not what the
-kernel would read raises an error instead.
+Every address comes from `pointer`, `view` or `row_pointer`, which look at the tensor itself and are told the shape that the
+kernel counts on; a tensor that is not what the kernel would read raises an error instead.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from hypermlp.ops.native.build import library
-from hypermlp.ops.registered import ORDINARY, traced
+from hypermlp.ops.observer import ORDINARY, is_traced
+from hypermlp.ops.parameters import LayerParameters
 
 I64, POINTER = ctypes.c_int64, ctypes.c_void_p
+SEVEN = POINTER * 7  # addresses for the projections of a layer: q, its gate, both controls, k, v, the readout's gate
 
-FAILURES = {1: "out of memory", 2: "arguments do not agree"}
-
-
-class View(ctypes.Structure):
-    """A tensor (batch, time, head, width) with a contiguous last axis; strides in elements."""
-
-    _fields_ = (("data", POINTER), ("b", I64), ("t", I64), ("h", I64))
+AVOID = 'impl="dense" avoids it'
 
 
-class Arguments(ctypes.Structure):
-    """hm_args of arguments.h, field by field."""
-
-    _fields_ = (
-        *(
-            (name, I64)
-            for name in ("B", "T", "S", "H", "G", "K", "V", "R1", "R2", "L", "act", "norm", "shortcut1", "shortcut2")
-        ),
-        ("eps", ctypes.c_double),
-        ("n_spans", I64),
-        ("spans", POINTER),
-        ("nthreads", I64),
-        ("parallel", POINTER),
-        *((name, View) for name in ("q", "k", "v", "s1", "s2")),
-        *((name, POINTER) for name in ("A1", "B1", "diag1", "A2", "B2", "diag2")),
-        ("o", View),
-        ("rho", POINTER),
-        *((name, View) for name in ("dout", "dq", "dk", "dv", "ds1", "ds2")),
-        *((name, POINTER) for name in ("dA1", "dB1", "ddiag1", "dA2", "dB2", "ddiag2", "dots")),
-        ("half", I64),
-    )
+SCALARS = {"i64": I64, "double": ctypes.c_double}
+STRUCTURE = re.compile(r"struct (hm_\w+) \{([^{}]*)\};")
+FIELDS = re.compile(r"(?:const )?(\w+|unsigned char) (\**\w+(?:\[\d+\])?(?:, \**\w+(?:\[\d+\])?)*)")
+PREAMBLE = re.compile(r"#pragma once|#include <\w+>|#define HM_API .*|using i64 = int64_t;")
 
 
-class ConvArguments(ctypes.Structure):
-    """hm_conv_args of arguments.h."""
-
-    _fields_ = (
-        *((name, I64) for name in ("B", "T", "C", "W", "nthreads")),
-        ("parallel", POINTER),
-        ("x", View),
-        *((name, POINTER) for name in ("wk", "wv", "pos", "history")),
-        *((name, View) for name in ("yk", "yv", "dyk", "dyv", "dx")),
-        *((name, POINTER) for name in ("dwk", "dwv")),
-        ("half", I64),
-    )
-
-
-class GateArguments(ctypes.Structure):
-    """hm_gate_args of arguments.h."""
-
-    _fields_ = (
-        *((name, I64) for name in ("N", "C", "nthreads")),
-        ("parallel", POINTER),
-        *((name, POINTER) for name in ("x", "g", "y")),
-        *((name, I64) for name in ("x_row", "g_row", "y_row")),
-        *((name, POINTER) for name in ("dy", "dx", "dg")),
-        *((name, I64) for name in ("dy_row", "dx_row", "dg_row", "half")),
-    )
+def read_structures(header: str) -> dict[str, type[ctypes.Structure]]:
+    """The structures of arguments.h by name; whatever else stands there must be the preamble or a comment."""
+    code = re.sub(r" *//.*", "", header)
+    found: dict[str, type[ctypes.Structure]] = {}
+    for name, body in STRUCTURE.findall(code):
+        fields: list[tuple[str, Any]] = []
+        for statement in filter(None, (part.strip() for part in body.split(";"))):
+            match = FIELDS.fullmatch(statement)
+            if match is None:
+                raise ValueError(f"{name} of arguments.h has a line that bindings.py cannot read: {statement!r}")
+            fields += [make_field(match[1], declared, found) for declared in match[2].split(", ")]
+        found[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+    for line in filter(None, STRUCTURE.sub("", code).splitlines()):
+        if not PREAMBLE.fullmatch(line):
+            raise ValueError(f"arguments.h has a line that bindings.py cannot read: {line!r}")
+    return found
 
 
-class GatesArguments(ctypes.Structure):
-    """hm_gates_args of arguments.h."""
-
-    _fields_ = (
-        *((name, I64) for name in ("N", "Q", "S1", "S2", "nthreads")),
-        *((name, POINTER) for name in ("parallel", "y", "q", "s1", "s2", "dq", "ds1", "ds2", "dy", "sum")),
-        ("half", I64),
-    )
-
-
-PROJECTIONS = 7  # q, its gate, s1, s2, k, v, the readout's gate
-POINTERS = POINTER * PROJECTIONS
+def make_field(kind: str, declared: str, known: Mapping[str, type[ctypes.Structure]]) -> tuple[str, Any]:
+    """Name and type of `*name`, `name` or `*name[count]`; every pointer is an address."""
+    name, _, count = declared.lstrip("*").rstrip("]").partition("[")
+    made: Any = POINTER if declared.startswith("*") else SCALARS.get(kind) or known.get(kind)
+    if made is None:
+        raise ValueError(f"bindings.py knows no type {kind!r}, of {declared!r} in arguments.h")
+    return name, made * int(count) if count else made
 
 
-class ProjectArguments(ctypes.Structure):
-    """hm_project_args of arguments.h."""
-
-    _fields_ = (
-        *((name, I64) for name in ("B", "T", "C", "W")),
-        ("width", I64 * PROJECTIONS),
-        ("nthreads", I64),
-        *((name, POINTER) for name in ("parallel", "x", "pos", "conv_k", "conv_v")),
-        ("w", POINTERS),
-        ("bias", POINTERS),
-        ("y", POINTER),
-        ("out", POINTERS),
-        ("dout", POINTERS),
-        ("dx", POINTER),
-        ("dw", POINTERS),
-        ("dbias", POINTERS),
-        *((name, POINTER) for name in ("dconv_k", "dconv_v")),
-    )
+STRUCTURES = read_structures(Path(__file__).with_name("arguments.h").read_text())
+View = STRUCTURES["hm_view"]
 
 
-class UngateArguments(ctypes.Structure):
-    """hm_ungate_args of arguments.h."""
-
-    _fields_ = (
-        *((name, I64) for name in ("N", "H", "V", "nthreads")),
-        *((name, POINTER) for name in ("parallel", "dy", "y", "g", "dx", "dg", "dots")),
-        ("half", I64),
-    )
-
-
-PARAMETERS = 2 * PROJECTIONS + 10
-ADDRESSES = POINTER * PARAMETERS
-
-
-class LayerArguments(ctypes.Structure):
-    """hm_layer_args of arguments.h."""
-
-    _fields_ = (
-        *((name, I64) for name in ("B", "T", "C", "W", "H", "G", "K", "V", "R1", "R2", "L")),
-        *((name, I64) for name in ("act", "norm", "shortcut1", "shortcut2")),
-        ("eps", ctypes.c_double),
-        ("nthreads", I64),
-        ("parallel", POINTER),
-        ("parameter", ADDRESSES),
-        *((name, POINTER) for name in ("x", "kept")),
-        ("kept_size", I64),
-        *((name, POINTER) for name in ("y", "dy", "dx")),
-        ("gradient", ADDRESSES),
-    )
-
-
-class LinearEntry(ctypes.Structure):
-    """hm_linear_entry of arguments.h."""
-
-    _fields_ = (*((name, POINTER) for name in ("x", "w", "bias", "y")), *((name, I64) for name in ("x_row", "in_", "out")))
-
-
-class LinearArguments(ctypes.Structure):
-    """hm_linear_args of arguments.h."""
-
-    _fields_ = (*((name, I64) for name in ("N", "entries", "nthreads")), ("parallel", POINTER), ("entry", POINTER))
-
-
-class Weights(ctypes.Structure):
-    """hm_weights of arguments.h."""
-
-    _fields_ = (("w", POINTER), ("bias", POINTER))
-
-
-class StepArguments(ctypes.Structure):
-    """hm_step_args of arguments.h."""
-
-    _fields_ = (
-        ("mix", Arguments),
-        ("C", I64),
-        ("W", I64),
-        ("x", POINTER),
-        ("x_row", I64),
-        ("history", POINTER),
-        ("history_b", I64),
-        ("conv_k", POINTER),
-        ("conv_v", POINTER),
-        *((name, Weights) for name in ("q", "k", "v", "gate_qk", "gate_vo", "control1", "control2", "out")),
-        ("y", POINTER),
-    )
-
-
-class ScanArguments(ctypes.Structure):
-    """hm_scan_args of arguments.h."""
-
-    _fields_ = (
-        *((name, I64) for name in ("B", "T", "E", "N", "rows", "group", "nthreads")),
-        ("parallel", POINTER),
-        *((name, POINTER) for name in ("x", "delta", "A", "in_", "out", "begins", "state", "y", "last", "marks")),
-        *((name, POINTER) for name in ("dy", "dlast", "dx", "ddelta", "dA", "dstate", "din", "dout")),
-    )
-
-
-class Field(ctypes.Structure):
-    """hm_field of layout.h."""
-
-    _fields_ = (("name", ctypes.c_char_p), ("offset", I64), ("size", I64))
-
-
-MIRRORED = {
-    "hm_view": View,
-    "hm_args": Arguments,
-    "hm_conv_args": ConvArguments,
-    "hm_gate_args": GateArguments,
-    "hm_gates_args": GatesArguments,
-    "hm_project_args": ProjectArguments,
-    "hm_ungate_args": UngateArguments,
-    "hm_layer_args": LayerArguments,
-    "hm_linear_entry": LinearEntry,
-    "hm_linear_args": LinearArguments,
-    "hm_weights": Weights,
-    "hm_step_args": StepArguments,
-    "hm_scan_args": ScanArguments,
-}
-
-
-def check_layout(handle: ctypes.CDLL) -> None:
-    """Compare every field's offset and size with those of the compiled structures; a difference would be read as numbers."""
-    compiled = ctypes.POINTER(Field)()
-    handle.hm_layout.restype = I64
-    count = handle.hm_layout(ctypes.byref(compiled))
-    theirs = {compiled[i].name.decode(): (compiled[i].offset, compiled[i].size) for i in range(count)}
-    ours = {}
-    for name, structure in MIRRORED.items():
-        ours[name] = (0, ctypes.sizeof(structure))
-        for field in (entry[0] for entry in structure._fields_):
-            place = getattr(structure, field)
-            ours[f"{name}.{field.removesuffix('_')}"] = (place.offset, place.size)
-    wrong = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+def check_sizes(handle: ctypes.CDLL) -> None:
+    """Compare with the compiled structures: a difference would be read as numbers."""
+    handle.hm_size.restype = I64
+    wrong = [name for name, made in STRUCTURES.items() if handle.hm_size(name.encode()) != ctypes.sizeof(made)]
     if wrong:
-        raise RuntimeError(f"bindings.py and arguments.h disagree about {', '.join(wrong)}")
+        raise RuntimeError(f"the structures of arguments.h differ from the compiled ones: {', '.join(wrong)}")
 
 
 @functools.cache
@@ -244,10 +84,10 @@ def thread_pool() -> int | None:
 
 @functools.cache
 def entry_point(name: str) -> Callable[..., int]:
-    """A function of the kernel; the structures on both sides are compared first."""
+    """A function of the kernel; the sizes of the structures on both sides are compared first."""
     handle = library().handle
     assert handle is not None, "chosen only where it loads"
-    check_layout(handle)
+    check_sizes(handle)
     return cast("Callable[..., int]", getattr(handle, name))
 
 
@@ -257,52 +97,72 @@ def call(name: str, arguments: ctypes.Structure) -> None:
             status = entry_point(name)(ctypes.byref(arguments))
     else:
         status = entry_point(name)(ctypes.byref(arguments))
+    if status == 1:
+        raise MemoryError(f"{name}: out of memory; a smaller batch or fewer threads need less")
     if status != 0:
-        raise RuntimeError(f"{name} failed with status {status}: {FAILURES.get(status, 'unknown')}")
+        raise RuntimeError(f"{name}: the arguments do not agree (status {status}); this is a defect of hypermlp, {AVOID}")
 
 
-def is_plain(*tensors: Tensor | None, half: bool = False) -> bool:
+def is_addressable(*tensors: Tensor | None, half: bool = False, contiguous: bool = False) -> bool:
     """Whether the kernel may read these tensors' numbers where they lie: float32 in the CPU's memory, no subclass.
 
-    half: bfloat16 will do as well, if it is all of them.
+    half: bfloat16 will do as well, if it is all of them. contiguous: ask for that too.
     """
-    present = [t for t in tensors if t is not None]
-    dtype = torch.bfloat16 if half and present and present[0].dtype == torch.bfloat16 else torch.float32
-    if any(t.dtype != dtype or t.device.type != "cpu" for t in present):
-        return False
-    return traced() or not any(type(t) not in ORDINARY or t.is_neg() for t in present)
+    traced, dtype = is_traced(), torch.float32
+    if half and next((t.dtype for t in tensors if t is not None), None) is torch.bfloat16:
+        dtype = torch.bfloat16
+    for t in tensors:
+        if t is None:
+            continue
+        if t.dtype is not dtype or not t.is_cpu or (contiguous and not t.is_contiguous()):
+            return False
+        if not traced and (type(t) not in ORDINARY or t.is_neg()):
+            return False
+    return True
 
 
-def check_border(x: Tensor, dtype: torch.dtype, dense: bool) -> int:
+def check_border(x: Tensor, shape: Sequence[int], dtype: torch.dtype, dense: bool) -> int:
     """The tensor's address; raises where the kernel would read something else than its numbers."""
-    address = x.data_ptr() if type(x) in ORDINARY and x.is_cpu and x.layout is torch.strided else 0
-    if x.dtype is not dtype or not dense or x.is_neg() or (address == 0 and x.numel() > 0):
-        raise ValueError(
-            f"the native kernel takes {dtype} tensors in the CPU's memory, contiguous where it counts on it, and not "
-            f"{type(x).__name__} {tuple(x.shape)} of {x.dtype} on {x.device} with strides {x.stride()}; "
-            'this is a defect of hypermlp, and impl="dense" avoids it'
-        )
-    return address
+    if x.dtype is dtype and x.shape == shape and type(x) in ORDINARY and x.is_cpu and not x.is_neg():
+        address = x.data_ptr()
+        if (dense and address) or x.numel() == 0:
+            return address
+    raise ValueError(
+        f"the native kernel takes a {dtype} tensor {tuple(shape)} in the CPU's memory here, contiguous where it counts on it, "
+        f"and not {type(x).__name__} {tuple(x.shape)} of {x.dtype} on {x.device} with strides {x.stride()}; {AVOID}"
+    )
 
 
-def pointer(x: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
+def pointer(x: Tensor | None, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int | None:
     """Address of a contiguous tensor, or none."""
-    return None if x is None else check_border(x, dtype, x.is_contiguous())
+    return None if x is None else check_border(x, shape, dtype, x.is_contiguous())
 
 
-def view(x: Tensor | None, dtype: torch.dtype = torch.float32) -> View:
+def view(x: Tensor | None, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> ctypes.Structure:
     """x (B T H V) or (B T C) whose last axis is contiguous."""
     if x is None:
         return View(None, 0, 0, 0)
-    address = check_border(x, dtype, x.stride(-1) == 1 or x.shape[-1] <= 1)
+    address = check_border(x, shape, dtype, x.stride(-1) == 1 or x.shape[-1] <= 1)
     return View(address, x.stride(0), x.stride(1), x.stride(2) if x.dim() == 4 else 0)
 
 
-def row_pointer(x: Tensor | None, dtype: torch.dtype = torch.float32) -> tuple[int | None, int]:
+def row_pointer(x: Tensor | None, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[int | None, int]:
     """Address and row stride of x (N C) whose rows are contiguous."""
     if x is None:
         return None, 0
-    return check_border(x, dtype, x.stride(1) == 1 or x.shape[1] <= 1), x.stride(0)
+    return check_border(x, shape, dtype, x.stride(1) == 1 or x.shape[1] <= 1), x.stride(0)
+
+
+def addresses(p: LayerParameters, shapes: Sequence[Sequence[int]]) -> ctypes.Structure:
+    """hm_parameters of contiguous tensors."""
+    found = [pointer(t, shape) for t, shape in zip(p, shapes, strict=True)]
+    return STRUCTURES["hm_parameters"](SEVEN(*found[:7]), SEVEN(*found[7:14]), *found[14:])
+
+
+def room_for(p: LayerParameters, wanted: LayerParameters) -> LayerParameters:
+    """Uninitialised tensors for the wanted gradients."""
+    pairs = zip(p, cast("tuple[bool, ...]", wanted), strict=True)
+    return LayerParameters._make(t.new_empty(t.shape) if t is not None and want else None for t, want in pairs)
 
 
 def single(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -8,26 +8,25 @@ Several processes may start at once: one compiles under a lock, and the finished
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hypermlp import notice
+from hypermlp import files, notice
 
 SOURCES = Path(__file__).parent  # kernel.cpp, which includes the headers beside it
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=fast")
-TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler accepts
+TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler accepts; HYPERMLP_CXXFLAGS come after it
 SECONDS = 600  # for one compilation
 
 
@@ -59,7 +58,7 @@ def find_compiler() -> str | None:
 def load(compiler: str) -> ctypes.CDLL:
     folder = cache_folder()
     path = folder / f"kernel-{digest(compiler)}.so"
-    with lock(folder / "lock"):
+    with files.lock(folder, wait=True):
         if not is_whole(path):
             notice.once(f"compiling the native CPU kernel into {folder} (once, about half a minute)")
             compile_to(path, compiler)
@@ -91,29 +90,29 @@ def distrusted(path: Path) -> str | None:
 
 def compile_to(path: Path, compiler: str) -> None:
     """Compile into a temporary file beside `path` and move it there, so that no process sees half of it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so")
-    os.close(handle)
-    try:
+    with files.whole_file(path, mode=0o700) as temporary:
         for tuning in TUNING:
-            command = [compiler, *FLAGS, *tuning, str(SOURCES / "kernel.cpp"), "-o", temporary]
+            command = [compiler, *FLAGS, *tuning, *more_flags(), str(SOURCES / "kernel.cpp"), "-o", str(temporary)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
             if done.returncode == 0:
-                checksum = hashlib.sha256(Path(temporary).read_bytes()).hexdigest()
-                os.chmod(temporary, 0o700)
-                os.replace(temporary, path)
-                write_private(path.with_suffix(".sha256"), checksum)
-                return
-        raise subprocess.CalledProcessError(done.returncode, command, stderr=done.stderr)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+                break
+        else:
+            raise subprocess.CalledProcessError(done.returncode, command, stderr=done.stderr)
+        checksum = files.file_sha256(temporary)
+    write_private(path.with_suffix(".sha256"), checksum)
 
 
 def digest(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60).stdout
-    files = sorted(path for path in SOURCES.iterdir() if path.suffix in (".h", ".cpp"))
-    sources = [f"{path.name}\0{path.read_text()}" for path in files]
-    parts = (*sources, compiler, version, repr((FLAGS, TUNING)), processor())
+    sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".h", ".cpp"))
+    texts = [f"{path.name}\0{path.read_text()}" for path in sources]
+    parts = (*texts, compiler, version, repr((FLAGS, TUNING, more_flags())), processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def more_flags() -> list[str]:
+    """HYPERMLP_CXXFLAGS, the user's own: `-march=x86-64-v3` compiles for every processor with AVX2."""
+    return shlex.split(os.environ.get("HYPERMLP_CXXFLAGS", ""))
 
 
 def processor() -> str:
@@ -156,16 +155,3 @@ def temporary_folder(reason: str) -> Path:
         f"the native kernel is compiled for this process alone, in {folder}: {reason}; HYPERMLP_CACHE names another folder"
     )
     return Path(folder)
-
-
-@contextlib.contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock; the system releases it if the process dies."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

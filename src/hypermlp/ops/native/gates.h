@@ -70,11 +70,11 @@ template <class E> struct GatesRow {
         activate(S1, y + 2 * Q, s1);
         activate(S2, y + 2 * Q + S1, s2);
     }
-    // dy, and dy added to the sum of all rows
-    void backward(const E *y, const E *dq, const E *ds1, const E *ds2, E *dy, float *sum) const {
+    // dy, and dy added to the sum of all rows where there is one
+    void backward(const E *y, const E *dq, const E *ds1, const E *ds2, E *dy, float *sum = nullptr) const {
         auto put = [&](i64 j, pair d, i64 n) {
             store2_some(dy + j, d, n);
-            store2_some(sum + j, load2_some(sum + j, n) + d, n);
+            if (sum) store2_some(sum + j, load2_some(sum + j, n) + d, n);
         };
         auto alone = [&](i64 begin, i64 size, const E *d) {
             each_pair(size, [&](i64 j, i64 n) {
@@ -106,40 +106,27 @@ template <class E> void gates_forward(const hm_gates_args *p) {
 template <class E> void gates_backward(const hm_gates_args *p) {
     GatesRow<E> gates{p->Q, p->S1, p->S2};
     i64 width = 2 * p->Q + p->S1 + p->S2, nw = gate_workers(p->N, width, p->nthreads);
-    std::vector<float> sums(nw * width, 0.0f);
     run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
         Share mine(p->N, w, nw);
         for (i64 r = mine.begin; r < mine.end; r++)
             gates.backward((const E *)p->y + r * width, (const E *)p->dq + r * p->Q, (const E *)p->ds1 + r * p->S1,
-                           (const E *)p->ds2 + r * p->S2, (E *)p->dy + r * width, sums.data() + w * width);
+                           (const E *)p->ds2 + r * p->S2, (E *)p->dy + r * width);
     });
-    for (i64 j = 0; j < width; j++) {
-        p->sum[j] = 0.0f;
-        for (i64 w = 0; w < nw; w++) p->sum[j] += sums[w * width + j];
-    }
 }
 
-// With y = o σ(g): do = dy σ(g), dg = dy o σ(g) σ(-g) = dy y σ(-g), do·o = dy·y.
+// With y = o σ(g): do = dy σ(g), dg = dy o σ(g) σ(-g) = dy y σ(-g).
 template <class E> void ungate_rows(const hm_ungate_args &p, i64 begin, i64 end) {
-    for (i64 r = begin; r < end; r++)
-        for (i64 h = 0; h < p.H; h++) {
-            i64 at = (r * p.H + h) * p.V;
-            const E *dy = (const E *)p.dy + at, *y = (const E *)p.y + at, *gate = (const E *)p.g + at;
-            E *dx = (E *)p.dx + at, *dg = (E *)p.dg + at;
-            pair dot{};
-            each_pair(p.V, [&](i64 j, i64 n) {
-                pair g = load2_some(gate + j, n), d = load2_some(dy + j, n), e = exp_negative(minus_abs(g));
-                pair product = d * load2_some(y + j, n);
-                store2_some(dx + j, d * sigmoid_from(g, e), n);
-                store2_some(dg + j, product * sigmoid_from(-1.0f * g, e), n);
-                dot = dot + product;
-            });
-            p.dots[r * p.H + h] = sum(dot.x + dot.y);
-        }
+    const E *dy = (const E *)p.dy + begin * p.C, *y = (const E *)p.y + begin * p.C, *gate = (const E *)p.g + begin * p.C;
+    E *dx = (E *)p.dx + begin * p.C, *dg = (E *)p.dg + begin * p.C;
+    each_pair((end - begin) * p.C, [&](i64 j, i64 n) {
+        pair g = load2_some(gate + j, n), d = load2_some(dy + j, n), e = exp_negative(minus_abs(g));
+        store2_some(dg + j, d * load2_some(y + j, n) * sigmoid_from(-1.0f * g, e), n);
+        store2_some(dx + j, d * sigmoid_from(g, e), n);
+    });
 }
 
 template <class E> void ungate(const hm_ungate_args *p) {
-    i64 nw = gate_workers(p->N, p->H * p->V, p->nthreads);
+    i64 nw = gate_workers(p->N, p->C, p->nthreads);
     run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
         Share mine(p->N, w, nw);
         ungate_rows<E>(*p, mine.begin, mine.end);

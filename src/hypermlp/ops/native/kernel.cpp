@@ -18,14 +18,12 @@
 //
 // Every product goes through one register-blocked micro-kernel: MR rows by one panel of NR columns.
 //
-// One translation unit: arguments, layout <- simd <- threads <- gemm <- strip <- mix <- rows, backward; conv, gates, project, layer, scan,
-// step.
+// One translation unit: arguments <- simd <- threads <- gemm <- strip <- mix <- rows, backward; conv, gates, project, layer, scan, step.
 
 #include "backward.h"
 #include "conv.h"
 #include "gates.h"
 #include "layer.h"
-#include "layout.h"
 #include "project.h"
 #include "rows.h"
 #include "scan.h"
@@ -47,10 +45,14 @@ bool scan_agrees(const hm_scan_args &p) { return p.rows > 0 && p.group > 0 && p.
 
 }  // namespace
 
-// The structures as compiled, for the caller to check its mirror; returns how many entries there are.
-HM_API i64 hm_layout(const hm_field **fields) {
-    *fields = LAYOUT;
-    return sizeof LAYOUT / sizeof LAYOUT[0];
+// Size of a structure as compiled, for the caller to compare with its own; 0: there is none of that name.
+HM_API i64 hm_size(const char *name) {
+#define HM_SIZE(type) if (!strcmp(name, #type)) return sizeof(type);
+    HM_SIZE(hm_view) HM_SIZE(hm_args) HM_SIZE(hm_conv_args) HM_SIZE(hm_gate_args) HM_SIZE(hm_gates_args) HM_SIZE(hm_project_args)
+    HM_SIZE(hm_ungate_args) HM_SIZE(hm_layer_args) HM_SIZE(hm_parameters)
+    HM_SIZE(hm_step_args) HM_SIZE(hm_scan_args)
+#undef HM_SIZE
+    return 0;
 }
 
 HM_API int hm_forward(const hm_args *p) {
@@ -70,15 +72,15 @@ HM_API int hm_conv_backward(const hm_conv_args *p) {
 }
 
 HM_API int hm_gate_forward(const hm_gate_args *p) {
-    return p->half ? gate_forward<bf16>(p) : gate_forward<float>(p), 0;
+    return guarded([&] { return p->half ? gate_forward<bf16>(p) : gate_forward<float>(p), 0; });
 }
 
 HM_API int hm_gate_backward(const hm_gate_args *p) {
-    return p->half ? gate_backward<bf16>(p) : gate_backward<float>(p), 0;
+    return guarded([&] { return p->half ? gate_backward<bf16>(p) : gate_backward<float>(p), 0; });
 }
 
 HM_API int hm_gates_forward(const hm_gates_args *p) {
-    return p->half ? gates_forward<bf16>(p) : gates_forward<float>(p), 0;
+    return guarded([&] { return p->half ? gates_forward<bf16>(p) : gates_forward<float>(p), 0; });
 }
 
 HM_API int hm_gates_backward(const hm_gates_args *p) {
@@ -110,13 +112,12 @@ HM_API int hm_layer_backward(const hm_layer_args *p) {
     });
 }
 
-HM_API int hm_ungate(const hm_ungate_args *p) { return p->half ? ungate<bf16>(p) : ungate<float>(p), 0; }
-
-HM_API int hm_linear(const hm_linear_args *p) { return linear_forward(p), 0; }
+HM_API int hm_ungate(const hm_ungate_args *p) {
+    return guarded([&] { return p->half ? ungate<bf16>(p) : ungate<float>(p), 0; });
+}
 
 HM_API int hm_step(const hm_step_args *p) {
-    if (p->mix.T != 1 || p->mix.n_spans != p->mix.B || !arguments_agree(p->mix)) return 2;
-    return guarded([&] { return p->mix.B ? run_step(*p) : 0; });
+    return guarded([&] { return run_step(*p); });
 }
 
 HM_API int hm_scan_forward(const hm_scan_args *p) {

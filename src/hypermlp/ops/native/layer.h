@@ -8,10 +8,6 @@
 
 namespace {
 
-enum Parameter {  // after the weights and the biases of the projections
-    CONV_K = 14, CONV_V, A1, B1, DIAG1, A2, B2, DIAG2, OUT, OUT_BIAS
-};
-
 // Memory for (tokens, width) tensors, one after the other.
 struct Tokens {
     i64 count, used = 0;
@@ -39,11 +35,10 @@ struct Layer {
         const i64 width[7] = {p.G * p.K, p.G * p.K, p.G * p.R1, p.H * p.R2, p.G * p.K, O, O};
         Tokens memory(N, p.kept);
         project.B = p.B, project.T = p.T, project.C = p.C, project.W = p.W, project.nthreads = p.nthreads;
-        project.parallel = p.parallel, project.x = p.x;
-        project.conv_k = p.parameter[CONV_K], project.conv_v = p.parameter[CONV_V];
+        project.parallel = p.parallel, project.x = p.x, project.parameters = p.parameters;
         project.y = memory.take(width[PQ] + width[PGATE] + width[PS1] + width[PS2]);
         for (i64 k = 0; k < 7; k++) {
-            project.width[k] = width[k], project.w[k] = p.parameter[k], project.bias[k] = p.parameter[7 + k];
+            project.width[k] = width[k];
             if (k != PGATE) project.out[k] = memory.take(width[k]);
         }
         gated = memory.take(O);
@@ -56,13 +51,12 @@ struct Layer {
         mix.q = heads(project.out[PQ], p.G, p.K), mix.k = heads(project.out[PK], p.G, p.K);
         mix.v = heads(project.out[PV], p.H, p.V), mix.o = heads(gated, p.H, p.V);
         mix.s1 = heads(project.out[PS1], p.G, p.R1), mix.s2 = heads(project.out[PS2], p.H, p.R2);
-        mix.A1 = p.parameter[A1], mix.B1 = p.parameter[B1], mix.diag1 = p.parameter[DIAG1];
-        mix.A2 = p.parameter[A2], mix.B2 = p.parameter[B2], mix.diag2 = p.parameter[DIAG2];
+        take_factors(mix, p.parameters);
         mix.rho = memory.take(p.H);
         kept = memory.used;
     }
     bool agrees() const {
-        return p.parameter[OUT] && kept == p.kept_size && projections_agree(project) && arguments_agree(mix);
+        return p.parameters.o && kept == p.kept_size && projections_agree(project) && arguments_agree(mix);
     }
     // Blocks of rows of the readout, by workers: f(worker, first row, rows).
     i64 workers() const { return std::max<i64>(1, std::min(p.nthreads, (N + PROJECT_ROWS - 1) / PROJECT_ROWS)); }
@@ -78,8 +72,8 @@ struct Layer {
         project_forward(&project);
         if (int status = run_forward<float>(mix)) return status;
         std::vector<float> panels(p.C * O), bias(p.C, 0.0f), ones(NR, 1.0f);
-        pack_transposed(p.parameter[OUT], O, p.C, O, panels.data());
-        if (p.parameter[OUT_BIAS]) memcpy(bias.data(), p.parameter[OUT_BIAS], p.C * sizeof(float));
+        pack_transposed(p.parameters.o, O, p.C, O, panels.data());
+        if (p.parameters.o_bias) memcpy(bias.data(), p.parameters.o_bias, p.C * sizeof(float));
         hm_gate_args gate{};
         gate.C = gate.x_row = gate.g_row = gate.y_row = O, gate.x = gate.y = gated, gate.g = project.out[PREAD];
         blocks([&](i64, i64 r, i64 n) {
@@ -94,28 +88,25 @@ struct Layer {
         for (int k = 0; k < 2; k++) {  // the first pass only measures
             if (k) sizes = Tokens(N, (float *)scratch.p);
             for (i64 j : {PQ, PS1, PS2, PK, PV, PREAD}) project.dout[j] = sizes.take(project.width[j]);
-            dots = sizes.take(p.H);
             if (!k && !scratch.allocate(sizes.used * sizeof(float))) return 1;
         }
         auto gradient = [&](Projection k) { return const_cast<float *>(project.dout[k]); };
         read_backward(gradient(PV), gradient(PREAD));
 
-        mix.dots = dots, mix.dout = mix.dv = heads(gradient(PV), p.H, p.V);  // do, and then dv in its place
+        mix.dout = mix.dv = heads(gradient(PV), p.H, p.V);  // do, and then dv in its place
         mix.dq = heads(gradient(PQ), p.G, p.K), mix.dk = heads(gradient(PK), p.G, p.K);
         mix.ds1 = heads(gradient(PS1), p.G, p.R1), mix.ds2 = heads(gradient(PS2), p.H, p.R2);
-        mix.dA1 = p.gradient[A1], mix.dB1 = p.gradient[B1], mix.ddiag1 = p.gradient[DIAG1];
-        mix.dA2 = p.gradient[A2], mix.dB2 = p.gradient[B2], mix.ddiag2 = p.gradient[DIAG2];
+        const hm_parameters &d = p.gradients;
+        mix.dA1 = d.A1, mix.dB1 = d.B1, mix.ddiag1 = d.diag1, mix.dA2 = d.A2, mix.dB2 = d.B2, mix.ddiag2 = d.diag2;
         if (int status = run_backward<float>(mix)) return status;
 
-        project.dx = p.dx, project.dconv_k = p.gradient[CONV_K], project.dconv_v = p.gradient[CONV_V];
-        for (i64 k = 0; k < 7; k++) project.dw[k] = p.gradient[k], project.dbias[k] = p.gradient[7 + k];
+        project.dx = p.dx, project.gradients = d;
         project_backward(&project);
         return 0;
     }
 
 private:
     Block scratch;
-    float *dots = nullptr;
 
     // From dy: the gradients of o, of its gate and of the readout's parameters.
     void read_backward(float *d_o, float *d_gate) {
@@ -123,8 +114,8 @@ private:
         std::vector<float> panels(C * O), sums(nw * size, 0.0f);
         for (i64 r = 0; r < C; r++)
             for (i64 j = 0; j < O; j += NR)
-                memcpy(panels.data() + (j / NR * C + r) * NR, p.parameter[OUT] + r * O + j, NR * sizeof(float));
-        hm_ungate_args gate{N, p.H, p.V, 1, nullptr, d_o, gated, project.out[PREAD], d_o, d_gate, dots, 0};
+                memcpy(panels.data() + (j / NR * C + r) * NR, p.parameters.o + r * O + j, NR * sizeof(float));
+        hm_ungate_args gate{N, O, 1, nullptr, d_o, gated, project.out[PREAD], d_o, d_gate, 0};
         blocks([&](i64 w, i64 r, i64 n) {
             const float *dy = p.dy + r * C;
             float *sum = sums.data() + w * size;
@@ -135,8 +126,8 @@ private:
         });
         for (i64 w = 1; w < nw; w++)  // in the workers' order
             for (i64 j = 0; j < size; j++) sums[j] += sums[w * size + j];
-        if (p.gradient[OUT]) memcpy(p.gradient[OUT], sums.data(), C * O * sizeof(float));
-        if (p.gradient[OUT_BIAS]) memcpy(p.gradient[OUT_BIAS], sums.data() + C * O, C * sizeof(float));
+        if (p.gradients.o) memcpy(p.gradients.o, sums.data(), C * O * sizeof(float));
+        if (p.gradients.o_bias) memcpy(p.gradients.o_bias, sums.data() + C * O, C * sizeof(float));
     }
 };
 

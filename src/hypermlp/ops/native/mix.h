@@ -257,9 +257,15 @@ template <class E> void forward_strip(const Plan &P, const Strip &s, i64 head, W
     }
 }
 
+void take_factors(hm_args &mix, const hm_parameters &p) {
+    mix.A1 = p.A1, mix.B1 = p.B1, mix.diag1 = p.diag1, mix.A2 = p.A2, mix.B2 = p.B2, mix.diag2 = p.diag2;
+}
+
 bool arguments_agree(const hm_args &p) {
     if (p.B < 0 || p.T < 0 || p.S < 0 || p.H <= 0 || p.K <= 0 || p.V <= 0 || p.L <= 0) return false;
     if (p.G != (p.act == 0 ? 2 * p.H : p.H) || (p.A1 && p.R1 <= 0) || (p.A2 && p.R2 <= 0)) return false;
+    bool empty = p.B == 0 || p.T == 0;
+    if (!p.A1 != !p.B1 || !p.A2 != !p.B2 || (!empty && ((p.A1 && !p.s1.data) || (p.A2 && !p.s2.data)))) return false;
     bool in_place = p.dv.data && p.dv.data == p.dout.data;
     if (in_place && (p.S != p.T || p.dv.b != p.dout.b || p.dv.t != p.dout.t || p.dv.h != p.dout.h)) return false;
     for (i64 j = 0; j < p.n_spans; j++) {

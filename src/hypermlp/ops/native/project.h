@@ -38,11 +38,12 @@ void add_rows(i64 n, const float *x, i64 width, float *total) {
 
 struct Projector {
     const hm_project_args &p;
+    const hm_parameters &weights;
     i64 joined, rows_of_weights = 0, per_batch;
     std::vector<float> panels, biases, ones;
     i64 first_row[7];  // of each weight among all of them
 
-    Projector(const hm_project_args &args, bool backward) : p(args) {
+    Projector(const hm_project_args &args, bool backward) : p(args), weights(args.parameters) {
         joined = p.width[PQ] + p.width[PGATE] + p.width[PS1] + p.width[PS2];
         for (i64 k = 0; k < 7; k++) first_row[k] = rows_of_weights, rows_of_weights += p.width[k];
         per_batch = (p.T + PROJECT_ROWS - 1) / PROJECT_ROWS;
@@ -54,8 +55,8 @@ struct Projector {
         biases.assign(rows_of_weights, 0.0f);
         ones.assign(NR, 1.0f);
         for (i64 k = 0; k < 7; k++) {
-            if (p.bias[k]) memcpy(biases.data() + first_row[k], p.bias[k], p.width[k] * sizeof(float));
-            if (p.width[k]) pack_transposed(p.w[k], p.C, p.width[k], p.C, panels.data() + first_row[k] * p.C);
+            if (weights.bias[k]) memcpy(biases.data() + first_row[k], weights.bias[k], p.width[k] * sizeof(float));
+            if (p.width[k]) pack_transposed(weights.w[k], p.C, p.width[k], p.C, panels.data() + first_row[k] * p.C);
         }
     }
     // For each of [joined weights], k, v, gate: panels [C/NR][rows][NR], the products with which give dx.
@@ -66,7 +67,7 @@ struct Projector {
             float *to = panels.data() + (in_joined ? 0 : first_row[k]) * p.C;
             for (i64 r = 0; r < p.width[k]; r++)
                 for (i64 j = 0; j < p.C; j += NR)
-                    memcpy(to + (j / NR * rows + before + r) * NR, p.w[k] + r * p.C + j, NR * sizeof(float));
+                    memcpy(to + (j / NR * rows + before + r) * NR, weights.w[k] + r * p.C + j, NR * sizeof(float));
         }
     }
     const float *panels_of(i64 k) const { return panels.data() + first_row[k] * p.C; }
@@ -84,11 +85,11 @@ struct ProjectWork {
     std::vector<float> xk, xv, dxk, dxv, dy;
     i64 b = 0, t = 0, n = 0;  // the block
 
-    ProjectWork(const Projector &projector, bool backward) : P(projector), p(projector.p), convolved(p.conv_k != nullptr) {
+    ProjectWork(const Projector &projector, bool backward) : P(projector), p(projector.p), convolved(P.weights.conv_k != nullptr) {
         conv_args = {};
         conv_args.B = p.B, conv_args.T = p.T, conv_args.C = p.C, conv_args.W = p.W;
         conv_args.x = {(float *)p.x, p.T * p.C, p.C, 0};
-        conv_args.wk = p.conv_k, conv_args.wv = p.conv_v, conv_args.pos = p.pos;
+        conv_args.wk = P.weights.conv_k, conv_args.wv = P.weights.conv_v, conv_args.pos = p.pos;
         conv_args.dx = {p.dx, p.T * p.C, p.C, 0};
         i64 size = convolved ? (PROJECT_ROWS + p.W) * p.C : 0;
         for (auto *x : {&xk, &xv}) x->resize(size);
@@ -184,10 +185,10 @@ void project_backward(const hm_project_args *p) {
         for (i64 j = 0; j < size; j++) sums[j] += sums[w * size + j];
     const float *bias = sums.data() + P.rows_of_weights * C, *taps = bias + P.rows_of_weights;
     for (i64 k = 0; k < 7; k++) {
-        if (p->dw[k]) memcpy(p->dw[k], sums.data() + P.first_row[k] * C, p->width[k] * C * sizeof(float));
-        if (p->dbias[k]) memcpy(p->dbias[k], bias + P.first_row[k], p->width[k] * sizeof(float));
+        if (p->gradients.w[k]) memcpy(p->gradients.w[k], sums.data() + P.first_row[k] * C, p->width[k] * C * sizeof(float));
+        if (p->gradients.bias[k]) memcpy(p->gradients.bias[k], bias + P.first_row[k], p->width[k] * sizeof(float));
     }
-    for (float *d_conv : {p->dconv_k, p->dconv_v}) {
+    for (float *d_conv : {p->gradients.conv_k, p->gradients.conv_v}) {
         for (i64 c = 0; d_conv && c < C; c++)
             for (i64 j = 0; j < p->W; j++) d_conv[c * p->W + p->W - 1 - j] = taps[j * C + c];
         taps += p->W * C;
@@ -195,9 +196,11 @@ void project_backward(const hm_project_args *p) {
 }
 
 bool projections_agree(const hm_project_args &p) {
-    if (p.B < 0 || p.T < 0 || p.C <= 0 || p.C % NR || p.width[PQ] != p.width[PGATE] || (p.conv_k && p.W <= 0)) return false;
-    for (i64 width : p.width)
-        if (width < 0 || width % NR) return false;
+    const hm_parameters &weights = p.parameters;
+    if (p.B < 0 || p.T < 0 || p.C <= 0 || p.C % NR || p.width[PQ] != p.width[PGATE]) return false;
+    if (!weights.conv_k != !weights.conv_v || (weights.conv_k && p.W <= 0)) return false;
+    for (i64 k = 0; k < 7; k++)
+        if (p.width[k] < 0 || p.width[k] % NR || (p.width[k] && !weights.w[k])) return false;
     return true;
 }
 

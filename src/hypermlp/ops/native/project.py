@@ -1,21 +1,18 @@
-"""All projections of a layer in one call of the compiled code, for small widths: blocks of rows that stay in the cache.
-
-The projections are, in order: q, its gate, both controls, k, v, the readout's gate; see ops.layer.Projections.
-"""
+"""All projections of a layer in one call of the compiled code, for small widths: blocks of rows that stay in the cache."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from hypermlp.ops.native.bindings import POINTERS, PROJECTIONS, ProjectArguments, call, entry_point, pointer, thread_pool, whole
+from hypermlp.ops.native.bindings import SEVEN, STRUCTURES, addresses, call, entry_point, pointer, room_for, thread_pool, whole
+from hypermlp.ops.parameters import LayerParameters
 
 WIDEST = 256  # from which the weights do not fit into the cache beside a block, and large products are faster
-
-Optional = Sequence[Tensor | None]
 
 
 @functools.cache
@@ -24,63 +21,65 @@ def panel() -> int:
     return entry_point("hm_panel")()
 
 
-def fits(x: Tensor, weights: Optional) -> bool:
-    """Whether x (B T C) and these weights (out C) may go by blocks."""
-    if x.dtype is not torch.float32:
+def fits(x: Tensor, p: LayerParameters) -> bool:
+    """Whether x (B T C) and the weights of these projections may go by blocks."""
+    if x.dtype is not torch.float32 or x.shape[2] > WIDEST or x.shape[2] % panel():
         return False
-    return x.shape[2] <= WIDEST and x.shape[2] % panel() == 0 and all(w is None or w.shape[0] % panel() == 0 for w in weights)
+    return all(w is None or w.shape[0] % panel() == 0 for w in p.weights)
 
 
-def arguments(x: Tensor, position: Tensor | None, weights: Optional, biases: Optional, convs: Optional) -> ProjectArguments:
+def projections(p: LayerParameters) -> LayerParameters:
+    """Weights, biases and convolutions, contiguous."""
+    return LayerParameters._make([None if t is None else whole(t) for t in p.projections()])
+
+
+def arguments(x: Tensor, position: Tensor | None, p: LayerParameters) -> ctypes.Structure:
     """For contiguous tensors; position (B T) of int64."""
-    a = ProjectArguments(*x.shape, 0 if convs[0] is None else convs[0].shape[1])
-    a.width[:] = [0 if w is None else w.shape[0] for w in weights]
+    B, T, C = x.shape
+    width = [0 if w is None else w.shape[0] for w in p.weights]
+    taps = (C, 0 if p.conv_k is None else p.conv_k.shape[1])
+    shapes = (*((n, C) for n in width), *((n,) for n in width), taps, taps, *[()] * 8)
+    a = STRUCTURES["hm_project_args"](B, T, C, taps[1])
+    a.width[:] = width
     a.nthreads, a.parallel = torch.get_num_threads(), thread_pool()
-    a.x, a.pos, a.conv_k, a.conv_v = pointer(x), pointer(position, torch.int64), *map(pointer, convs)
-    a.w, a.bias = POINTERS(*map(pointer, weights)), POINTERS(*map(pointer, biases))
+    a.x, a.pos, a.parameters = pointer(x, (B, T, C)), pointer(position, (B, T), torch.int64), addresses(p, shapes)
     return a
-
-
-def plain(tensors: Optional) -> list[Tensor | None]:
-    return [None if t is None else whole(t) for t in tensors]
 
 
 def places(position: Tensor | None, x: Tensor) -> Tensor | None:
     return None if position is None else position.expand(x.shape[:2]).to(torch.int64).contiguous()
 
 
-def project_forward(
-    x: Tensor, position: Tensor | None, weights: Optional, biases: Optional, convs: Optional
-) -> tuple[Tensor, list[Tensor | None]]:
-    """The joined product (B T out) of the first four, and all results (B T out); that of q's gate is None."""
-    x, position, weights, biases, convs = whole(x), places(position, x), plain(weights), plain(biases), plain(convs)
-    a = arguments(x, position, weights, biases, convs)
+def results(tensors: Sequence[Tensor | None], x: Tensor, a: ctypes.Structure) -> ctypes.Array[ctypes.c_void_p]:
+    """Addresses of (B T out) for each projection."""
+    return SEVEN(*(pointer(t, (*x.shape[:2], n)) for t, n in zip(tensors, a.width, strict=True)))
+
+
+def project_forward(x: Tensor, position: Tensor | None, p: LayerParameters) -> tuple[Tensor, list[Tensor | None]]:
+    """The joined product (B T out) of q, its gate and both controls, and all seven results (B T out); q's gate has none."""
+    x, position, p = whole(x), places(position, x), projections(p)
+    a = arguments(x, position, p)
     y = x.new_empty(*x.shape[:2], sum(a.width[:4]))
     out = [x.new_empty(*x.shape[:2], n) if n and k != 1 else None for k, n in enumerate(a.width)]
-    a.y, a.out = pointer(y), POINTERS(*map(pointer, out))
+    a.y, a.out = pointer(y, y.shape), results(out, x, a)
     call("hm_project_forward", a)
     return y, out
 
 
 def project_backward(
-    d_out: Optional,
+    d_out: Sequence[Tensor | None],
     y: Tensor,
     x: Tensor,
     position: Tensor | None,
-    weights: Optional,
-    convs: Optional,
-    wanted: Sequence[bool],
-    wanted_biases: Sequence[bool],
-) -> tuple[Tensor, list[Tensor | None], list[Tensor | None], list[Tensor | None]]:
-    """Gradients of x, of the wanted weights and biases and of the convolutions' weights; d_out as project_forward gives it."""
-    x, position, weights, convs, d_out = whole(x), places(position, x), plain(weights), plain(convs), plain(d_out)
-    a = arguments(x, position, weights, [None] * PROJECTIONS, convs)
-    y, d_x = whole(y), x.new_empty(x.shape)
-    d_weights = [x.new_empty(w.shape) if want and w is not None else None for w, want in zip(weights, wanted, strict=True)]
-    d_biases = [x.new_empty(n) if want else None for n, want in zip(a.width, wanted_biases, strict=True)]
-    d_convs = [None if w is None else x.new_empty(w.shape) for w in convs]
-    a.y, a.dout, a.dx = pointer(y), POINTERS(*map(pointer, d_out)), pointer(d_x)
-    a.dw, a.dbias = POINTERS(*map(pointer, d_weights)), POINTERS(*map(pointer, d_biases))
-    a.dconv_k, a.dconv_v = map(pointer, d_convs)
+    p: LayerParameters,
+    wanted: LayerParameters,
+) -> tuple[Tensor, LayerParameters]:
+    """Gradients of x and of the wanted weights, biases and convolutions; d_out as project_forward gives it."""
+    x, position, p, y = whole(x), places(position, x), projections(p), whole(y)
+    d_out = [None if t is None else whole(t) for t in d_out]
+    a = arguments(x, position, p)
+    d_x, found = x.new_empty(x.shape), room_for(p, wanted)
+    a.y, a.dout, a.dx = pointer(y, (*x.shape[:2], sum(a.width[:4]))), results(d_out, x, a), pointer(d_x, x.shape)
+    a.gradients = addresses(found, [() if t is None else t.shape for t in found])
     call("hm_project_backward", a)
-    return d_x, d_weights, d_biases, d_convs
+    return d_x, found

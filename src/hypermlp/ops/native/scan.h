@@ -27,7 +27,7 @@ struct Scan {
     // One token: f gets every state's place, its decay and its new value.
     template <class F> HM_INLINE void token(i64 row, i64 e, i64 n, const float *A, const float *h, F f) const {
         pair delta = load2_some(p.delta + row * p.E + e, n), u = delta * load2_some(p.x + row * p.E + e, n);
-        const float *in = p.in + row * p.N;
+        const float *in = p.input + row * p.N;
         bool begins = p.begins && p.begins[row];
         for (i64 s = 0; s < p.N; s++) {
             pair decay = begins ? both(0.0f) : exp_negative(delta * load2(A + s * VL2));
@@ -45,7 +45,7 @@ struct Scan {
             for (i64 t = 0; t < p.T; t++) {
                 i64 row = b * p.T + t;
                 if (p.marks && t % p.rows == 0) scatter(h, p.marks + (b * blocks + t / p.rows) * p.N * p.E, e, n);
-                const float *out = p.out + row * p.N;
+                const float *out = p.output + row * p.N;
                 pair y = both(0.0f);
                 token(row, e, n, A, h, [&](i64 s, pair, pair value) {
                     store2(h + s * VL2, value);
@@ -85,8 +85,8 @@ struct Scan {
             }
             for (i64 k = 0; k < rows * p.N; k++) {
                 i64 at = (group * p.B * p.T + row) * p.N + k;
-                p.din[at] = sum(load(din + k * VL2) + load(din + k * VL2 + VL));
-                p.dout[at] = sum(load(dout + k * VL2) + load(dout + k * VL2 + VL));
+                p.dinput[at] = sum(load(din + k * VL2) + load(din + k * VL2 + VL));
+                p.doutput[at] = sum(load(dout + k * VL2) + load(dout + k * VL2 + VL));
             }
         }
         for (i64 j = 0; j < parts; j++) {
@@ -101,7 +101,7 @@ struct Scan {
                                   float *din, float *dout) const {
         pair delta = load2_some(p.delta + row * p.E + e, n), x = load2_some(p.x + row * p.E + e, n), u = delta * x;
         pair dy = load2_some(p.dy + row * p.E + e, n), du = both(0.0f), ddelta = both(0.0f);
-        const float *in = p.in + row * p.N, *out = p.out + row * p.N;
+        const float *in = p.input + row * p.N, *out = p.output + row * p.N;
         for (i64 s = 0; s < p.N; s++) {
             i64 k = s * VL2;
             pair d = load2(dh + k) + dy * out[s], back = d * load2(decay + k), dg = back * load2(h + k);

@@ -51,7 +51,7 @@ struct Block {
 };
 
 // Run f(worker) for worker = 0..n-1. A pool may start fewer threads than asked, so threads take worker numbers until none
-// is left.
+// is left. No exception may leave a thread: whatever a worker throws, which is bad_alloc, is thrown again by the caller.
 template <class F> void run_workers(i64 n, void *parallel, F &&f) {
     if (n <= 1) {
         if (n == 1) f(i64(0));
@@ -61,27 +61,30 @@ template <class F> void run_workers(i64 n, void *parallel, F &&f) {
         F *f;
         i64 n;
         std::atomic<i64> next{0};
+        std::atomic<bool> failed{false};
         static void work(void *data) {
             Team *team = (Team *)data;
-            for (i64 w; (w = team->next.fetch_add(1)) < team->n;) (*team->f)(w);
+            try {
+                for (i64 w; (w = team->next.fetch_add(1)) < team->n;) (*team->f)(w);
+            } catch (...) {
+                team->failed = true;
+            }
         }
     } team;
     team.f = &f;
     team.n = n;
     if (parallel) {
         ((void (*)(void (*)(void *), void *, unsigned, unsigned))parallel)(Team::work, &team, (unsigned)n, 0);
-        return;
-    }
-    std::vector<std::thread> threads;
-    for (i64 j = 1; j < n; j++) {
+    } else {
+        std::vector<std::thread> threads;
         try {
-            threads.emplace_back(Team::work, &team);
-        } catch (...) {
-            break;  // fewer threads do the same work
+            for (i64 j = 1; j < n; j++) threads.emplace_back(Team::work, &team);
+        } catch (...) {  // fewer threads do the same work
         }
+        Team::work(&team);
+        for (auto &t : threads) t.join();
     }
-    Team::work(&team);
-    for (auto &t : threads) t.join();
+    if (team.failed) throw std::bad_alloc();
 }
 
 // Split n items evenly; worker w of nw gets [begin, end).

@@ -11,22 +11,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from hypermlp.ops.triton.device import obstacle, reason
-from hypermlp.ops.types import Mixing, Spec
+from hypermlp.ops.types import MixCall
 
 __all__ = ["mix", "obstacle", "reason"]
 
 
-def mix(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    routing: Mixing | None,
-    reading: Mixing | None,
-    spec: Spec,
-    spans: Tensor | None = None,
-    chunk: int | None = None,
-) -> Tensor:
+def mix(call: MixCall) -> Tensor:
     """reference.mix by the kernels; import triton at the first call."""
     from hypermlp.ops.triton.operator import mix as registered_mix
 
-    return registered_mix(q, k, v, routing, reading, spec, spans, chunk)
+    return registered_mix(call)

@@ -115,7 +115,7 @@ def backward_dw(
         dw = lag_select(d2, d1, now, M, N)
         d2, d1 = d1, now
         p = L - (Q - n + LATE) * N + j
-        ok = (p >= 0) & (n >= begin + LATE)
+        ok = (p >= 0) & (n + 0 * j >= begin + LATE)  # as a row: Triton 3.9 interprets a number beside a row as integers
         dw = tl.where(ok[None, :], dw, 0.0)
         if MIX2:
             g = mm(dw, load_rows(A2 + h * L * R2, p, ok, R2, R2, 0, RP2), g, PREC)
@@ -172,7 +172,7 @@ def backward_h(
         zg, zs = both_scores(qg1, qg2, qs1, qs2, qb, t, rows, H, kg, ks, c, S, k_t, K, K1, K2, GLU, M, N, PREC)
         zg, zs, g1, g2, c1, c2 = to_lags(zg, zs, g1, g2, c1, c2, M, N, GLU, PACK)
         p = L - (Q - n + LATE) * N + j
-        ok = (p >= 0) & (n >= begin + LATE)
+        ok = (p >= 0) & (n + 0 * j >= begin + LATE)  # as a row: Triton 3.9 interprets a number beside a row as integers
         exists = ((at + 1 - (Q - n + LATE) * N + j[None, :] + i) >= 0) & ok[None, :]
         column = ((n - LATE) * N + j)[None, :]
         inside = rows[:, None] & (column >= begin * N)

@@ -173,4 +173,4 @@ def decode_o(
         total += tl.sum(load_rows(share, at, m < parts, V, V, tl.program_id(0) * BV, BV), 0)
     if NORM:
         total /= tl.sqrt(tl.sum(squares, 0) + eps)
-    tl.store(o + ((b * T + t) * H + h) * V + x, cast(total, o.dtype.element_ty), mask=(x < V) & (count > 0))
+    tl.store(o + ((b * T + t) * H + h) * V + x, cast(total, o.dtype.element_ty), mask=(x < V) & (count + 0 * x > 0))

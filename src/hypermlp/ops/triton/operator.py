@@ -1,4 +1,4 @@
-"""hypermlp::triton and its backward, and the function with reference.mix's signature that calls them."""
+"""hypermlp::triton and its backward, and the function of a MixCall that calls them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from helpers import assert_same, make_layer, randn
 from hypermlp import HyperGLU
-from hypermlp.ops.native import bindings, is_plain, linears
+from hypermlp.ops.native import bindings
 
 
 class Quantised(Tensor):
@@ -79,21 +79,15 @@ def odd(weight: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("length", [1, 8, 40])
-@pytest.mark.parametrize("change", ["stride", "double bias"])
-def test_biases_and_parameters_of_odd_strides_or_types(length: int, change: str) -> None:
+def test_parameters_of_odd_strides(length: int) -> None:
     layer, x = make_layer(dtype=torch.float32, bias=True).eval(), randn(2, length, 16, dtype=torch.float32)
     expected = layer(x, impl="dense").detach()
     for module in layer.modules():
         for name, p in list(module._parameters.items()):
-            if p is not None and change == "stride":
+            if p is not None:
                 module._parameters[name] = nn.Parameter(odd(p))
                 assert not module._parameters[name].is_contiguous() or p.shape[-1] == 1
     with torch.no_grad():
-        if change == "double bias":
-            x, w, b = x[:, :1], layer.q.weight, layer.q.bias.double()
-            assert not is_plain(x, w, b)
-            assert_same(linears([(x, w, b)])[0], F.linear(x, w, b.float()), 1e-5)
-            return
         cache = layer.new_cache(2)
         assert_same(layer(x), expected, 1e-5)
         assert_same(torch.cat([layer(part, cache=cache) for part in x.split(1, dim=1)], dim=1), expected, 1e-5)
@@ -113,7 +107,7 @@ def test_biases_and_parameters_of_odd_strides_or_types(length: int, change: str)
 )
 def test_no_address_of_anything_else(tensor: Tensor) -> None:
     with pytest.raises((ValueError, RuntimeError)):
-        bindings.pointer(tensor)
+        bindings.pointer(tensor, tensor.shape)
 
 
 def test_a_subclass_as_input_takes_the_dense_path() -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from helpers import assert_same, make_layer, randn, run_layer
-from hypermlp.mixers.projections import is_plain_linear
+from hypermlp.mixers.modules import is_unhooked
 
 PROJECTIONS = ["q", "k", "v", "o", "gate_qk", "gate_vo", "op1.control", "op2.control"]
-LONG, SHORT = (2, 150, 16), (2, 3, 16)  # joined, and not
+LONG, SHORT = (2, 150, 16), (2, 3, 16)
 
 
 class LoRA(nn.Module):
@@ -38,7 +38,7 @@ def replace(layer: nn.Module, name: str, wrap: Callable[[nn.Module], nn.Module])
 @pytest.mark.parametrize(
     "changes", [{}, {"bias": True}, {"use_vo_gate": False}, {"use_qk_gate": False}, {"use_rope": True}, {"use_op1": False}]
 )
-def test_joined_equals_separate(impl: str, changes: dict[str, object]) -> None:
+def test_fused_equals_called(impl: str, changes: dict[str, object]) -> None:
     layer = make_layer(dtype=torch.float32, block_size=150, **changes)
     x, d_y = randn(*LONG, dtype=torch.float32), randn(*LONG, seed=1, dtype=torch.float32)
     together = run_layer(layer, x, d_y, impl=impl)
@@ -83,17 +83,23 @@ def test_an_adapter_on_any_projection_computes_and_trains(name: str) -> None:
     assert_same(stepwise, found["y"][:, :5], 1e-5)
 
 
-def test_what_counts_as_plain() -> None:
+def test_what_counts_as_unhooked() -> None:
     linear = nn.Linear(3, 4)
-    assert is_plain_linear(linear)
-    assert not is_plain_linear(LoRA(linear))
-    assert not is_plain_linear(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)))
+    assert is_unhooked(linear)
+    assert not is_unhooked(LoRA(linear))
+    assert not is_unhooked(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)))
     hooked = nn.Linear(3, 4)
     hooked.register_full_backward_hook(lambda *_: None)
-    assert not is_plain_linear(hooked)
+    assert not is_unhooked(hooked)
     patched = nn.Linear(3, 4)
     patched.forward = lambda x: x
-    assert not is_plain_linear(patched)
+    assert not is_unhooked(patched)
+
+
+def test_a_class_whose_forward_was_replaced_is_not_bypassed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: 2 * original(self, x))
+    assert not is_unhooked(nn.Linear(3, 4))
 
 
 def error_between(a: Tensor, b: Tensor) -> float:

@@ -1,0 +1,48 @@
+"""What the fast routes run; see mixers/route.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from hypermlp.cache import Cache
+from hypermlp.ops import layer as nodes
+from hypermlp.ops import native, pointwise
+
+if TYPE_CHECKING:
+    from hypermlp.mixers.base import Tokens
+    from hypermlp.mixers.hyper import HyperGLU
+
+Run = Callable[["HyperGLU", "Tokens", Cache | None, str, int | None], Tensor]
+
+
+def run_whole(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str, chunk: int | None) -> Tensor:
+    """The layer in one call."""
+    return nodes.run_whole(tokens.x, layer.tensors(), layer.shape())
+
+
+def run_step(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str, chunk: int | None) -> Tensor:
+    """One token for each row in one call, which writes k and v into the cache itself."""
+    assert cache is not None
+    x = tokens.x if tokens.x.stride(2) == 1 else tokens.x.contiguous()
+    room = cache.reserve([1] * x.shape[0])
+    y = native.step(x, room.slots["k"], room.slots["v"], room.spans(), cache.history(), layer.tensors(), layer.shape())
+    room.keep(x.detach())
+    return y
+
+
+def run_fused(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str, chunk: int | None) -> Tensor:
+    """Projections and readout as a node of autograd each."""
+    assert layer.op1 is not None
+    assert layer.op2 is not None
+    G, H = layer.config.routing_heads, layer.config.n_head
+    p, history = layer.tensors(), None if cache is None else cache.history()
+    made = nodes.project(tokens.x, p, tokens.document_position, history, use=pointwise.kernels_for(impl, tokens.x))
+    q, k = (t.unflatten(-1, (G, -1)) for t in (made.q, made.k))
+    call = layer.arrange(tokens, cache, q, k, made.v.unflatten(-1, (H, -1)), layer.op1(made.s1), layer.op2(made.s2), chunk)
+    return nodes.mix_and_read(impl, call, made.gate_vo, p.o, p.o_bias)
+
+
+RUN: dict[str, Run] = {"whole": run_whole, "step": run_step, "fused": run_fused}

@@ -1,0 +1,94 @@
+"""Which way a call takes through a HyperGLU layer: asked once per call, answered with a reason.
+
+    whole     the layer is one call of compiled code, and one node of autograd
+    step      one token of each row joins a cache, in one call of compiled code
+    fused     projections and readout are a node of autograd each, around the operator
+    modules   every module is called, one after the other: what a compiler, a hook, an adapter or autocast must see
+
+Every faster way computes what `modules` computes, or is not taken. Below them all, `impl` names what computes the operator.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hypermlp import ops
+from hypermlp.cache import Cache
+from hypermlp.mixers.modules import find_hooked
+from hypermlp.ops import native
+from hypermlp.ops.observer import Observer, observer_of
+
+if TYPE_CHECKING:
+    from hypermlp.mixers.base import Tokens
+    from hypermlp.mixers.hyper import HyperGLU
+
+logger = logging.getLogger("hypermlp.route")
+
+
+class Route(NamedTuple):
+    """A way through the layer, the operator's implementation, and why not a faster one."""
+
+    kind: Literal["whole", "step", "fused", "modules"]
+    impl: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.impl}): {self.why}"
+
+
+def choose_route(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str | None) -> Route:
+    """The fastest way that provably computes what calling every module computes."""
+    impl = ops.resolve(impl or layer.config.impl_default, tokens.x, layer.spec.aligner)
+    route = Route("modules", impl, why) if (why := unusual(layer, tokens.x, impl)) else fastest(layer, tokens, cache, impl)
+    if not torch.compiler.is_compiling():
+        logger.debug("%s", route)
+    return route
+
+
+def unusual(layer: HyperGLU, x: Tensor, impl: str) -> str | None:
+    """Why every module must be called; None if compiled code may read the parameters instead."""
+    c = layer.config
+    if impl == "dense":
+        return "the dense implementation is the reference"
+    if observer_of(x) is Observer.TRACER:
+        return "a compiler, a dispatch mode, a transform or a tensor subclass sees every operation"
+    if torch.is_autocast_enabled(x.device.type):
+        return "autocast chooses the types"
+    if c.use_rope or c.gate_act != "sigmoid":
+        return "use_rope" if c.use_rope else f"gate_act={c.gate_act!r}"
+    if c.dropout and layer.training:
+        return "dropout"
+    if any(name in layer.__dict__ or getattr(type(layer), name) is not flow for name, flow in flow_of_the_paper().items()):
+        return "the layer has a project or a read_out of its own"
+    hooked = find_hooked(layer)
+    return None if hooked is None else f"{hooked} is hooked, wrapped, replaced, quantised or sharded, or a global hook listens"
+
+
+@functools.cache
+def flow_of_the_paper() -> dict[str, Callable[..., Any]]:
+    """What a subclass may replace, and `modules` calls."""
+    from hypermlp.mixers.hyper import HyperGLU
+
+    return {"project": HyperGLU.project, "read_out": HyperGLU.read_out}
+
+
+def fastest(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str) -> Route:
+    """The way of a layer whose modules need not be called."""
+    x, p = tokens.x, layer.tensors()
+    batched = tokens.order is None and not tokens.packed
+    compiled = impl == "native" and batched and native.is_addressable(x) and native.is_addressable(*p, contiguous=True)
+    per_head = all(op is None or op.A.shape[0] == op.heads for op in (layer.op1, layer.op2))
+    addressable = cache is not None and native.is_addressable(cache.inputs, *cache.slots.values())
+    if addressable and compiled and per_head and x.shape[1] == 1 and x.shape[0] > 0:
+        return Route("step", impl, "one token for each row of a cache")
+    if any(part is None for part in (layer.op1, layer.op2, layer.gate_qk, layer.gate_vo)):
+        return Route("modules", impl, "the layer lacks a mixing or a gate")
+    if cache is None and compiled and per_head and native.fits(x, p) and x.shape[0] * x.shape[1] <= native.MOST_TOKENS:
+        return Route("whole", impl, f"plain sequences of up to {native.MOST_TOKENS} tokens at a small width")
+    return Route("fused", impl, "the usual layer, and nobody watches its modules")
