@@ -3,43 +3,66 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import sys
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 from hypermlp.errors import RunError
 
 Record = dict[str, Any]
+TOKENIZER = "tokenizer.json"  # beside a corpus, in checkpoints and saved models
+LOCK = "lock"  # in a folder in which one process works at a time
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, folder: Path | None = None) -> Iterator[BinaryIO]:
-    """A file to write that gets its name, and replaces what had it, only when it is complete and on the disk.
+def whole_file(path: Path, folder: Path | None = None, *, mode: int = 0o666) -> Iterator[Path]:
+    """An empty file to fill, which gets its name, and replaces what had it, only when it is complete and on the disk.
 
-    folder: where the temporary file lies, on the same disk; by default beside `path`.
+    Args:
+        path: what it will be called.
+        folder: where it lies until then, on the same disk; by default beside `path`.
+        mode: its permissions, less those that the umask takes away.
     """
-    handle, temporary = tempfile.mkstemp(dir=folder or path.parent, prefix=f".{path.name}-")
+    temporary = (folder or path.parent) / f".{path.name}-{uuid.uuid4().hex}"
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        granted = stat.S_IMODE(temporary.stat().st_mode)
+        yield temporary
+        temporary.chmod(granted)  # some writers replace the file by one of their own
+        publish(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # gone already if all went well
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Give a complete file its name, once its data is on the disk: a power cut cannot leave a name without data."""
+    sync(temporary)
+    os.replace(temporary, path)
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    if os.name != "posix" and path.is_dir():
+        return  # Windows does not open folders
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_whole(path: Path, data: bytes, folder: Path | None = None) -> None:
     """Write `data` whole or not at all: a full disk or a kill leaves the old file as it was."""
-    with whole_file(path, folder) as file:
-        file.write(data)
+    with whole_file(path, folder) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -101,14 +124,23 @@ def delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def lock(folder: Path) -> TextIO:
-    """Keep other processes out of a folder until the file that is returned is closed, by this process or by its end."""
-    file = open(folder / "lock", "w")  # noqa: SIM115  (held by the caller)
+def lock(folder: Path, *, wait: bool = False) -> TextIO:
+    """Keep other processes out of a folder until the file that is returned is closed, by this process or by its end.
+
+    Args:
+        folder: gets a file named lock, which stays.
+        wait: for a process that works there, instead of a RunError.
+    """
+    path = folder / LOCK
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, f"{path} is a link, and a lock must be a file of its own folder; remove it")
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    file = os.fdopen(handle, "w")
     if sys.platform != "win32":
         import fcntl
 
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
             raise RunError(f"{folder} is in use: another process works there") from None

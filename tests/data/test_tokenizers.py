@@ -10,8 +10,9 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hypermlp.config import END
 from hypermlp.data.text import find_source
-from hypermlp.data.tokenizers import END, ByteTokenizer, FileTokenizer, Tokenizer, find_tokenizer, train_bpe
+from hypermlp.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, find_tokenizer, train_bpe
 
 TEXTS = [
     "def f(x):\n    return x + 1\n",

@@ -32,6 +32,7 @@ from hypermlp.report.page import write_report
 from hypermlp.report.terminal import new_console
 from hypermlp.train.checkpoint import complete, newest, step_of
 from hypermlp.train.metrics import read_metrics
+from hypermlp.train.training import count as count_targets
 
 SMALL = (
     *(
@@ -109,6 +110,32 @@ def test_a_used_folder_is_refused_and_a_run_resumed_exactly(tmp_path: Path, corp
     (tmp_path / "other" / "thesis.txt").write_text("")
     with pytest.raises(ValueError, match="holds other files"):
         run(tmp_path / "other", corpus)
+
+
+def test_the_validation_set_depends_on_the_batch_and_not_on_how_it_is_divided(tmp_path: Path, corpus: str) -> None:
+    def opened(name: str, micro: int, *overrides: str, resume: bool = False) -> tuple[int, float]:
+        config = configure("tiny", [*SMALL, corpus, "train.batch=8", f"train.micro={micro}", *overrides])
+        run = start(config, tmp_path / name, resume=resume, loggers=())
+        assert run.lock is not None
+        run.lock.close()
+        return count_targets(run.validation)[0], run.training.evaluate(run.validation)
+
+    for overrides in ((), ("data.documents=true",), ("train.evaluate_batches=10000",)):
+        targets, loss = opened(f"8 {overrides}", 8, *overrides)
+        for micro in (1, 2):
+            assert opened(f"{micro} {overrides}", micro, *overrides) == (targets, pytest.approx(loss, rel=1e-6))
+    assert run(tmp_path / "run", corpus, "train.batch=8", "train.micro=8")
+    last = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["validation"]
+    assert opened("run", 2, resume=True)[1] == pytest.approx(last, rel=1e-6)
+
+
+def test_a_model_without_a_cache_is_trained_and_writes_text(
+    tmp_path: Path, corpus: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", notice.logger.name):
+        assert run(tmp_path / "run", corpus, "model.mixer=G-12!", "train.sample=50")  # more than the context holds
+    assert "no cache" in caplog.text
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["sample"]
 
 
 def test_a_trained_model_is_continued_in_a_longer_context(tmp_path: Path, corpus: str) -> None:

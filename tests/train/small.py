@@ -21,13 +21,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from hypermlp.experiments.configs import configure
+from hypermlp.experiments.train import start
 from hypermlp.models.generate import generate
 from hypermlp.models.lm import LanguageModel, ModelConfig
 from hypermlp.train.checkpoint import Checkpoints
 from hypermlp.train.distributed import World, join
 from hypermlp.train.language import TrainConfig, new_training, train
 from hypermlp.train.metrics import Metrics
-from hypermlp.train.training import Pass, Training
+from hypermlp.train.training import Pass, Training, count
 
 MODEL = ModelConfig(vocabulary=31, width=16, depth=2, length=12, mixer=("hyperglu", "softmax"))
 TRAIN = TrainConfig(steps=8, batch=8, micro=2, lr=3e-3, warmup=2, evaluate_every=4, save_every=2, sample=5)
@@ -180,7 +182,26 @@ def distributed(folder: Path) -> None:
     together(lambda world: go_on(folder / "one-two", two, world))
 
 
+def validation(folder: Path) -> None:
+    """Validation losses of one model at the start of runs that divide their work differently, as files."""
+    text = folder / "text.txt"
+    text.write_text("".join(f"{n} squared is {n * n}.\n" for n in range(2000)))
+
+    def write_loss(name: str, micro: int, world: World | None = None) -> None:
+        small = ("model.width=16", "model.depth=1", "data.context=16", "train.batch=8", "train.evaluate_batches=3")
+        config = configure("tiny", [*small, f"data.corpus={text}", f"train.micro={micro}"])
+        run = start(config, folder / name, world, loggers=())
+        loss = run.training.evaluate(run.validation)
+        targets = run.world.sum(count(run.validation)[0])[0]
+        (folder / f"{name}.json").write_text(json.dumps({"loss": loss, "targets": targets}))
+
+    succeed(fork(lambda: write_loss("one", 8)))
+    succeed(fork(lambda: write_loss("one-micro", 1)))
+    together(lambda world: write_loss("two", 4, world))
+    together(lambda world: write_loss("two-micro", 2, world))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     importlib.import_module("torch._dynamo")  # as every optimiser's first step does: once here, not in every fork
-    {"kills": kills, "distributed": distributed}[sys.argv[1]](Path(sys.argv[2]))
+    {"kills": kills, "distributed": distributed, "validation": validation}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,5 +1,6 @@
 """Two processes train as one does."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,12 @@ def test_every_process_wrote_its_share(runs: Path) -> None:
 def test_all_write_the_same_text(runs: Path) -> None:
     samples = {run: read_metrics(runs / run / "metrics.jsonl")[-1]["sample"] for run in ("one", "ddp", "fsdp")}
     assert len(set(samples.values())) == 1
+
+
+def test_the_validation_set_is_that_of_one_process(tmp_path: Path) -> None:
+    scenario("validation", tmp_path)
+    one, *others = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "one-micro", "two", "two-micro"))
+    assert one["targets"] == 3 * 8 * 16
+    for other in others:
+        assert other["targets"] == one["targets"]
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-6)

@@ -10,14 +10,15 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from small import MODEL, TRAIN, config, model, rows, share
+from small import MODEL, TRAIN, config, described, model, rows, share
 from torch import Tensor, nn
 
 from hypermlp.mixers import DISTINCT
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import load_model, save_model, weights
+from hypermlp.train.checkpoint import Checkpoints
 from hypermlp.train.distributed import World
-from hypermlp.train.language import new_training
+from hypermlp.train.language import new_training, train
 from hypermlp.train.metrics import Metrics, check_loggers, open_loggers, read_metrics
 from hypermlp.train.optimisation import parameter_groups
 
@@ -246,3 +247,44 @@ def test_a_saved_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="cannot be read"):
         load_model(tmp_path)
+
+
+def test_an_update_that_fails_leaves_no_gradients_to_the_next_one() -> None:
+    training, untouched = (new_training(model(), TRAIN) for _ in range(2))
+    kept = training.model.norm.weight.detach().clone()
+    with torch.no_grad():
+        training.model.norm.weight.fill_(math.inf)
+    with pytest.raises(RuntimeError, match="not finite"):
+        training.update(share(0, TRAIN, World()))
+    with torch.no_grad():
+        training.model.norm.weight.copy_(kept)
+    assert training.update(share(0, TRAIN, World())).loss == untouched.update(share(0, TRAIN, World())).loss
+
+
+def test_evaluation_and_sampling_are_in_eval_mode_and_restore_the_mode_of_every_module(tmp_path: Path) -> None:
+    net = model()
+    net.blocks[0].ffn = nn.Sequential(net.blocks[0].ffn, nn.Dropout(0.5))
+    net.blocks[1].eval()  # frozen by its user
+    modes = [module.training for module in net.modules()]
+    training = new_training(net, TRAIN)
+    validation = share(10**6, TRAIN, World())
+    assert training.evaluate(validation) == training.evaluate(validation)
+    assert [module.training for module in net.modules()] == modes
+    sampled = []
+
+    def sample(one: LanguageModel) -> str:
+        sampled.append(one.training or any(module.training for module in one.modules()))
+        return ""
+
+    steps = train(
+        training,
+        config(steps=1),
+        lambda step: share(step, TRAIN, World()),
+        Checkpoints(tmp_path, World(), files={"config.json": described()}),
+        None,
+        validation=validation,
+        sample=sample,
+    )
+    assert len(list(steps)) == 1
+    assert sampled == [False]
+    assert [module.training for module in net.modules()] == modes

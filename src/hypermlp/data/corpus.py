@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from hypermlp.checks import choose_from
 from hypermlp.data.text import Source, find_source
 from hypermlp.data.tokenizers import ByteTokenizer, Tokenizer, tokenizer_from_dict
-from hypermlp.files import file_sha256
+from hypermlp.files import TOKENIZER, file_sha256
 
 SplitName = Literal["train", "validation"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation")
 EDGE = 2**16  # bytes at both ends of a shard that are checked whenever it is opened
-INDEX, TOKENIZER = "index.json", "tokenizer.json"
+INDEX = "index.json"
 
 
 class Tokens:

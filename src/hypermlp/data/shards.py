@@ -21,15 +21,15 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hypermlp.data.corpus import INDEX, SPLITS, TOKENIZER, Corpus, SplitName, edge_checksum, open_corpus, read_index
+from hypermlp.data.corpus import INDEX, SPLITS, Corpus, SplitName, edge_checksum, open_corpus, read_index
 from hypermlp.data.text import Part, Source, read
 from hypermlp.data.tokenizers import Tokenizer, tokenizer_from_dict
 from hypermlp.errors import RunError
-from hypermlp.files import write_whole
+from hypermlp.files import TOKENIZER, publish, write_whole
 
 UNFINISHED = ".unfinished"  # what is only needed until the index is written
 PLAN = "plan.json"
@@ -255,9 +255,9 @@ class Shard:
         self.write(bytes(-self.file.tell() % 8))
         self.write(np.array(self.ends, "<u8").tobytes())
         size = self.file.tell()
-        settle(self.file)
+        self.file.flush()
         edges = edge_checksum(self.temporary)
-        os.replace(self.temporary, path)
+        publish(self.temporary, path)
         return {
             "file": path.name,
             "documents": len(self.ends),
@@ -266,12 +266,6 @@ class Shard:
             "edges": edges,
             "sha256": self.digest.hexdigest(),
         }
-
-
-def settle(file: BinaryIO) -> None:
-    """Force the data to the disk before the file gets its name, so that a power cut cannot leave a name without data."""
-    file.flush()
-    os.fsync(file.fileno())
 
 
 @contextmanager

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hypermlp.config import END
 from hypermlp.data.text import Source, optional
+from hypermlp.files import TOKENIZER
 
-END = "<|endoftext|>"
 # What published tokenizers call the end of a document, in the order in which they are looked for.
 KNOWN_ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
 BPE_SAMPLE = 2**24  # bytes of text that a BPE is trained on
@@ -135,7 +136,7 @@ def find_tokenizer(name: str, source: Source | None = None, end: str | None = No
     if kind == "bpe" and size.isdigit() and source is not None:
         return train_bpe(source.sample(BPE_SAMPLE), int(size))
     path = Path(name)
-    if not (path / "tokenizer.json" if path.is_dir() else path).is_file():
+    if not (path / TOKENIZER if path.is_dir() else path).is_file():
         raise ValueError(
             f"tokenizer ({name}) must be 'bytes', 'bpe:' and a size such as 'bpe:4096', or the path of a tokenizer.json"
         )
@@ -145,7 +146,7 @@ def find_tokenizer(name: str, source: Source | None = None, end: str | None = No
 def read_tokenizer(path: Path, end: str | None = None) -> Tokenizer:
     """The tokenizer of a file, or of the tokenizer.json in a folder, whatever their names."""
     if path.is_dir():
-        path = path / "tokenizer.json"
+        path = path / TOKENIZER
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

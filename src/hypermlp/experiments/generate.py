@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from hypermlp import notice
 from hypermlp.data.corpus import INDEX, Corpus, open_corpus, read_corpus
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import Tokenizer, read_tokenizer
-from hypermlp.files import read_json
+from hypermlp.files import TOKENIZER, read_json
 from hypermlp.models.generate import stream
 from hypermlp.models.lm import LanguageModel
-from hypermlp.models.saved import CONFIG, TOKENIZER, load_model
+from hypermlp.models.saved import CONFIG, load_model
 from hypermlp.train.checkpoint import complete, load_checkpoint, newest, step_of
-
-RUN, CHECKPOINTS, MODEL = "run.json", "checkpoints", "model"  # in the folder of a training run
+from hypermlp.train.run_folder import CHECKPOINTS, MODEL, RUN
 
 
 def open_model(folder: Path) -> tuple[LanguageModel, Tokenizer]:
@@ -57,13 +58,14 @@ def write_text(
 ) -> Iterator[str]:
     """Up to `count` tokens after the prompt, in pieces of text; they end where the document does."""
     start = [tokenizer.end, *tokenizer.encode(prompt).tolist()]  # a document begins where another has ended
-    if model.config.style == "gpt2":
+    if not model.has_cache:
+        notice.once("this model has no cache: every token takes a pass over the whole text, which ends at model.length")
+    if model.config.style == "gpt2" or not model.has_cache:
         count = min(count, model.config.length - len(start))
-    device = next(model.parameters()).device
-    tokens = stream(
-        model, torch.tensor([start], device=device), count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
-    )
-    return decode(tokenizer, until(tokenizer.end, (int(token) for token in tokens)))
+    tokens = torch.tensor([start], device=next(model.parameters()).device)
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    written = stream(model, tokens, count, use_cache=model.has_cache, **sampling)
+    return decode(tokenizer, until(tokenizer.end, (int(token) for token in written)))
 
 
 def until(end: int, tokens: Iterable[int]) -> Iterator[int]:

@@ -1,11 +1,4 @@
-"""A training run: data, model and training joined in a folder of its own.
-
-run.json          the configuration, the corpus, and where, when and by which command it was started
-metrics.jsonl     a line per update
-checkpoints/      the last ones
-model/            the trained model, when the run is finished
-lock              held by the process that works here
-"""
+"""A training run: data, model and training joined in a folder of its own (train/run_folder.py says what lies there)."""
 
 from __future__ import annotations
 
@@ -26,20 +19,20 @@ from hypermlp.data.shards import prepare
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import Tokenizer, find_tokenizer
 from hypermlp.experiments.configs import DataConfig, RunConfig, count
-from hypermlp.experiments.generate import CHECKPOINTS, MODEL, RUN, open_model, write_text
-from hypermlp.files import lock, read_json, write_json
+from hypermlp.experiments.generate import open_model, write_text
+from hypermlp.files import LOCK, TOKENIZER, lock, read_json, write_json
 from hypermlp.interrupts import stop_signals
 from hypermlp.mixers import own
 from hypermlp.models.lm import LanguageModel
-from hypermlp.models.saved import CONFIG, MODEL_TYPE, TOKENIZER
+from hypermlp.models.saved import CONFIG, MODEL_TYPE
 from hypermlp.provenance import provenance
 from hypermlp.train.checkpoint import Checkpoints, export, newest
 from hypermlp.train.distributed import World
 from hypermlp.train.language import new_training, train
 from hypermlp.train.metrics import Metrics, check_loggers, open_loggers
+from hypermlp.train.run_folder import CHECKPOINTS, CORPUS, MODEL, RUN
 from hypermlp.train.training import Pass, Step, Training
 
-CORPUS = "corpus"  # shards of a large one, in the run's folder
 IN_MEMORY = 2**26  # bytes of text up to which a corpus is tokenised at every start
 SHARED = ("vocabulary", "width", "depth", "mixer", "style", "tied")  # of a model and the one it begins with
 # Fields that change how a run is computed, watched and kept, not what it computes.
@@ -158,7 +151,8 @@ def start(
         latest = checkpoints.latest()
         if latest is not None:
             training.resume(checkpoints.load(latest, training.state()))
-        held_out = [validation.at(i) for i in range(min(len(validation), config.train.evaluate_batches))]
+        passes = config.train.evaluate_batches * config.train.passes(world.size)
+        held_out = [validation.at(i) for i in range(min(len(validation), passes))]
         return Run(config, out, world, corpus, batches, held_out, training, parameters, checkpoints, held, loggers, begin)
     except BaseException:
         if held is not None:
@@ -192,7 +186,7 @@ def make_batches(config: RunConfig, corpus: Corpus, split: SplitName, world: Wor
 
 def take(out: Path, resume: bool) -> TextIO:
     """Make the folder and lock it until this process ends."""
-    used = out.exists() and any(path.name not in ("lock", CORPUS) for path in out.iterdir())
+    used = out.exists() and any(path.name not in (LOCK, CORPUS) for path in out.iterdir())
     if resume and not used and not (out / CORPUS).exists():
         raise ValueError(f"{out} holds no training run to resume; give its folder, or leave out --resume to start one there")
     if used and not (out / RUN).is_file():

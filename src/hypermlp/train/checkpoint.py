@@ -28,10 +28,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from hypermlp import notice
-from hypermlp.files import delete, file_sha256
+from hypermlp.files import TOKENIZER, delete, file_sha256, sync, write_json, write_whole
 from hypermlp.models.lm import LanguageModel
-from hypermlp.models.saved import TOKENIZER, read_config, save_model, weights
+from hypermlp.models.saved import read_config, save_model, weights
 from hypermlp.train.distributed import World
+from hypermlp.train.run_folder import CHECKPOINTS, METRICS, RUN
 
 COMPLETE = "complete.json"
 TEMPORARY, OLD = ".new-", ".old-"
@@ -114,11 +115,11 @@ class Writer(HuggingFaceStorageWriter):
 
     def finish(self, metadata: Any, results: Any) -> None:
         for name, content in self.small_files.items():
-            write(self.folder / name, content)
+            write_whole(self.folder / name, content.encode())
         found = {path.name: describe(path) for path in sorted(self.folder.iterdir())}
         for name in found:
             sync(self.folder / name)
-        write(self.folder / COMPLETE, json.dumps({"step": self.step, "files": found}, indent=2))
+        write_json(self.folder / COMPLETE, {"step": self.step, "files": found})
         sync(self.folder)
         final = self.folder.with_name(self.folder.name.removeprefix(TEMPORARY))
         if final.exists() or final.is_symlink():
@@ -142,7 +143,7 @@ def export_newest(run: Path, out: Path) -> Path:
     from hypermlp.models.hf import export as export_folder  # late: transformers takes seconds
     from hypermlp.models.hf.card import model_card
 
-    checkpoint = newest(run / "checkpoints")
+    checkpoint = newest(run / CHECKPOINTS)
     if checkpoint is None:
         raise ValueError(f"{run} holds no training run with a checkpoint; give the folder that hypermlp train wrote")
     net = load_checkpoint(checkpoint)
@@ -154,7 +155,7 @@ def export_newest(run: Path, out: Path) -> Path:
 def read_run(run: Path) -> dict[str, Any]:
     """What run.json says; nothing where there is none."""
     try:
-        found = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        found = json.loads((run / RUN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -163,8 +164,8 @@ def read_run(run: Path) -> dict[str, Any]:
 def last_validation(run: Path, step: int) -> dict[str, Any]:
     """The last record of metrics.jsonl up to `step` that has a validation loss."""
     found: dict[str, Any] = {}
-    if (run / "metrics.jsonl").is_file():
-        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+    if (run / METRICS).is_file():
+        for line in (run / METRICS).read_text(encoding="utf-8").splitlines():
             try:
                 record = json.loads(line)
             except ValueError:
@@ -220,24 +221,6 @@ def find_damage(path: Path) -> str | None:
 
 def describe(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-
-
-def write(path: Path, content: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync(path: Path) -> None:
-    """Force a file, or the names in a folder, to the disk."""
-    if os.name != "posix":
-        return  # Windows does not open folders
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def remove(path: Path) -> None:

@@ -72,7 +72,7 @@ def join() -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def spread(model: LanguageModel, parallel: Parallel, half: bool, world: World) -> nn.Module:
+def distribute(model: LanguageModel, parallel: Parallel, half: bool, world: World) -> nn.Module:
     """The model on this process's device: whole, or with its gradients averaged (ddp), or a share of every tensor (fsdp).
 
     half: gather weights in bfloat16 and compute with them; what is stored and summed stays float32. For fsdp alone, the others
@@ -96,13 +96,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def settle(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Reshard what FSDP has gathered: after a forward pass without a backward pass some tensors are still whole."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-def quiet(model: nn.Module) -> AbstractContextManager[None]:
+def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     """Accumulate without averaging gradients yet. FSDP adds up shares after every pass, which takes less memory."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()

@@ -25,7 +25,7 @@ class Rows(Protocol):
     def targets(self) -> Tensor: ...  # N T
 
 
-class Examples:
+class EpochSampler:
     """Batches by step: every epoch has its own order, which depends on nothing but seed and epoch.
 
     rows: the rows of an epoch, those of one length in one entry, as many of each length in every epoch. A batch has rows of one

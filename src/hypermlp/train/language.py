@@ -11,10 +11,10 @@ from typing import get_args
 from hypermlp.checks import choose_from, divisible
 from hypermlp.models.lm import LanguageModel
 from hypermlp.train.checkpoint import Checkpoints
-from hypermlp.train.distributed import Parallel, World, spread, unwrapped
+from hypermlp.train.distributed import Parallel, World, distribute, unwrapped
 from hypermlp.train.metrics import Metrics
 from hypermlp.train.optimisation import Schedule
-from hypermlp.train.training import Pass, Precision, Recipe, Step, Training
+from hypermlp.train.training import Pass, Precision, Recipe, Step, Training, evaluating
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class TrainConfig:
     parallel: Parallel = "fsdp"  # how several processes share the work
     checkpointing: bool = False  # recompute blocks in the backward pass: less memory, a third more work
     evaluate_every: int = 100
-    evaluate_batches: int = 20  # passes of an evaluation, in each process
+    evaluate_batches: int = 20  # of an evaluation, each of `batch` sequences, over all processes
     sample: int = 200  # tokens of text to write at an evaluation
     save_every: int = 100
     keep: int = 2  # checkpoints
@@ -82,7 +82,7 @@ def new_training(model: LanguageModel, config: TrainConfig, world: World | None 
     """The model spread over the processes of `world`, ready for its first update."""
     world = world or World()
     model.checkpointing = config.checkpointing
-    return Training(spread(model, config.parallel, config.precision == "bfloat16", world), config.recipe, world)
+    return Training(distribute(model, config.parallel, config.precision == "bfloat16", world), config.recipe, world)
 
 
 def language_model(training: Training) -> LanguageModel:
@@ -113,7 +113,8 @@ def train(
         done = training.update(batch(training.step))
         last = done.step == config.steps
         if validation and (last or done.step % config.evaluate_every == 0):
-            text = sample(language_model(training)) if sample is not None else None
+            with evaluating(training.model):
+                text = sample(language_model(training)) if sample is not None else None
             done = dataclasses.replace(done, validation=training.evaluate(validation), sample=text)
         if metrics is not None:
             metrics.append(done.record())

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from hypermlp import notice
 from hypermlp.checks import choose_from
 from hypermlp.files import Record, read_json, read_json_lines, write_json, write_whole
+from hypermlp.train.run_folder import METRICS
 
-LINES, TENSORBOARD, WANDB = "metrics.jsonl", "tensorboard", "wandb"
+TENSORBOARD, WANDB = "tensorboard", "wandb"
 
 
 class Logger(Protocol):
@@ -29,7 +30,7 @@ class Metrics:
 
     def __init__(self, folder: Path, step: int, loggers: Sequence[Logger] = ()) -> None:
         """Continue after `step`: what a stopped run wrote about later steps is dropped, since they are taken again."""
-        self.path = folder / LINES
+        self.path = folder / METRICS
         kept = [record for record in read_metrics(self.path) if record["step"] <= step]
         write_whole(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)

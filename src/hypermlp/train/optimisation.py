@@ -56,13 +56,13 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, decayed: Decayed 
     ]
 
 
-def matrices(model: nn.Module) -> list[nn.Parameter]:
+def muon_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that an optimiser for matrices, such as Muon, may take: weights of linear layers inside the model.
 
     Not embeddings, the head (a linear layer as wide as an embedding has rows), norms, biases, convolutions, and not A, B and
     diag of HyperGLU: they are vectors per lag, which do not act as a matrix from features to features. AdamW takes the others:
 
-        muon = matrices(model)
+        muon = muon_parameters(model)
         others = [p for p in model.parameters() if all(p is not q for q in muon)]
     """
     vocabularies = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}

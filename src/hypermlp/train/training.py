@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -23,7 +23,7 @@ from hypermlp.config import IGNORED
 from hypermlp.errors import RunError
 from hypermlp.models.lm import token_loss
 from hypermlp.models.saved import weights
-from hypermlp.train.distributed import World, quiet, settle, unwrapped
+from hypermlp.train.distributed import World, no_sync, reshard, unwrapped
 from hypermlp.train.optimisation import Decayed, Schedule, parameter_groups
 
 Precision = Literal["float32", "bfloat16"]
@@ -72,7 +72,7 @@ class Step:
 class Training:
     """A model, its optimiser, and how many updates they have had.
 
-    model: on the device of `world` and spread over its processes (distributed.py: spread).
+    model: on the device of `world` and spread over its processes (distributed.py: distribute).
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe, world: World | None = None) -> None:
@@ -89,23 +89,18 @@ class Training:
         begin = time.perf_counter()
         self.seed(((self.recipe.seed * 1_000_003 + self.step) * 65_537 + self.world.rank) % 2**63)
         counted, seen = self.world.sum(*count(passes))
-        parts = []
-        for i, one in enumerate(passes):
-            with quiet(self.model) if i + 1 < len(passes) else nullcontext():
-                part = self.total_loss(one) / max(counted, 1)
-                (part * self.world.size).backward()  # gradients are averaged over processes, and should be summed
-            parts.append(part.detach())
-        norm = self.clip()
-        (loss,) = self.world.sum(float(torch.stack(parts).sum()))
-        if not math.isfinite(loss):
-            raise NotFinite("the loss", self.step + 1)
-        if not math.isfinite(norm):
-            raise NotFinite("the gradient", self.step + 1)
         rate = self.recipe.schedule.rate(self.step)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        try:
+            loss = self.differentiate(passes, counted)
+            norm = self.clip()
+            for what, value in (("the loss", loss), ("the gradient", norm)):
+                if not math.isfinite(value):
+                    raise NotFinite(what, self.step + 1)
+            self.optimiser.step()
+        finally:  # an update that fails leaves no gradients to the next one
+            self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
         return Step(
             step=self.step,
@@ -115,6 +110,16 @@ class Training:
             grad_norm=norm,
             tokens_per_second=seen / (time.perf_counter() - begin),
         )
+
+    def differentiate(self, passes: Sequence[Pass], counted: float) -> float:
+        """The mean loss over `counted` targets of all processes; its gradients are left in the parameters."""
+        parts = []
+        for i, one in enumerate(passes):
+            with no_sync(self.model) if i + 1 < len(passes) else nullcontext():
+                part = self.total_loss(one) / max(counted, 1)
+                (part * self.world.size).backward()  # gradients are averaged over processes, and should be summed
+            parts.append(part.detach())
+        return self.world.sum(float(torch.stack(parts).sum()))[0]
 
     def seed(self, number: int) -> None:
         """Of the random numbers within an update. (torch.manual_seed keeps a list of calls for GPUs that are never used.)"""
@@ -154,14 +159,15 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self, passes: Sequence[Pass]) -> float:
-        """Mean loss over the counted targets of all processes."""
-        total = sum(float(self.total_loss(one)) for one in passes)
+        """Mean loss over the counted targets of all processes, in eval mode."""
+        with evaluating(self.model):
+            total = sum(float(self.total_loss(one)) for one in passes)
         total, counted = self.world.sum(total, count(passes)[0])
         return total / max(counted, 1)
 
     def state(self) -> dict[str, Tensor]:
         """All that a checkpoint needs beside the step; the tensors are those in use."""
-        settle(self.model)
+        reshard(self.model)
         model = unwrapped(self.model)
         found = {f"model.{name}": tensor for name, tensor in weights(model).items()}
         for name, p in model.named_parameters():
@@ -173,6 +179,18 @@ class Training:
         self.step = step
         for state in self.optimiser.state.values():
             state["step"].fill_(step)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode, without dropout; afterwards every module is in the mode that it had."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def fusible(model: nn.Module) -> bool:
