@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from hypermlp.bench import flops
-from hypermlp.mixers import MIXERS, build_mixer, differential, gsa, path, softmax
+from hypermlp.mixers import MIXERS, build_mixer, differential, forgetting, gsa, path, softmax
 from hypermlp.models.lm import LanguageModel, ModelConfig
 from hypermlp.ops import pointwise, recurrence
 from hypermlp.ops.recurrence import Steps
@@ -87,6 +87,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gsa, "in_blocks", slots_by_definition)
     monkeypatch.setattr(softmax, "attend", attend_by_rows)
     monkeypatch.setattr(differential, "attend", attend_by_rows)
+    monkeypatch.setattr(forgetting, "attend", attend_by_rows)
     monkeypatch.setattr(pointwise, "plain_conv", conv)
     monkeypatch.setattr(path, "CHUNK", 2)
 

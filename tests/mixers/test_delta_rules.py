@@ -1,4 +1,4 @@
-"""DeltaNet, Gated DeltaNet and RWKV-7 against loops over time written from their equations."""
+"""DeltaNet, Gated DeltaNet, Kimi Delta Attention and RWKV-7 against loops over time written from their equations."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from torch import Tensor
 from helpers import assert_same, gradients, perturb, randn, run_layer
 from hypermlp.mixers.deltanet import DeltaNet
 from hypermlp.mixers.gated_deltanet import GatedDeltaNet
+from hypermlp.mixers.kda import KimiDeltaAttention
 from hypermlp.mixers.recurrent import RecurrentMixer
 from hypermlp.mixers.rwkv7 import RWKV7
 
 WIDTH, H, T = 16, 2, 70
-MIXERS: dict[str, type[Any]] = {"deltanet": DeltaNet, "gated_deltanet": GatedDeltaNet, "rwkv7": RWKV7}
+MIXERS: dict[str, type[Any]] = {
+    "deltanet": DeltaNet,
+    "gated_deltanet": GatedDeltaNet,
+    "kda": KimiDeltaAttention,
+    "rwkv7": RWKV7,
+}
+SIGNED = ("deltanet", "gated_deltanet", "rwkv7")  # those whose eigenvalues may be negative
 each_mixer = pytest.mark.parametrize("name", MIXERS)
 
 
@@ -48,9 +55,16 @@ def gated_deltanet(m: GatedDeltaNet, x: Tensor) -> Tensor:
     return m.o(delta_rule(m, x, g, 12) * z * torch.sigmoid(z))
 
 
+def kda(m: KimiDeltaAttention, x: Tensor) -> Tensor:
+    rate = torch.log1p((x @ m.decay_in.weight.T @ m.decay_out.weight.T + m.dt_bias).exp())
+    g = -m.A_log.exp() * torch.stack(rate.chunk(H, dim=1), 1)  # T H K
+    gate = torch.sigmoid(x @ m.gate_in.weight.T @ m.gate_out.weight.T + m.gate_out.bias)
+    return m.o(delta_rule(m, x, g[..., None], WIDTH) * gate)
+
+
 def delta_rule(m: Any, x: Tensor, g: Tensor, key_width: int) -> Tensor:
-    """Normalised readouts (T V) of S ← e^g S, S ← S + β k (v − Sᵀ k)ᵀ."""
-    mixed, beta = convolved(m.qkv(x), m.conv.weight), (2 if m.negative else 1) * torch.sigmoid(m.beta(x))
+    """Normalised readouts (T V) of S ← e^g S, S ← S + β k (v − Sᵀ k)ᵀ; g (T H) or (T H K 1)."""
+    mixed, beta = convolved(m.qkv(x), m.conv.weight), (2 if getattr(m, "negative", False) else 1) * torch.sigmoid(m.beta(x))
     q, k, v = mixed[:, :key_width], mixed[:, key_width : 2 * key_width], mixed[:, 2 * key_width :]
     outputs = []
     for h in range(H):
@@ -92,13 +106,23 @@ def rwkv7(m: RWKV7, x: Tensor) -> Tensor:
     return (torch.cat(outputs, 1) * gate) @ m.o.weight.T
 
 
-EQUATIONS: dict[str, Callable[..., Tensor]] = {"deltanet": deltanet, "gated_deltanet": gated_deltanet, "rwkv7": rwkv7}
+EQUATIONS: dict[str, Callable[..., Tensor]] = {
+    "deltanet": deltanet,
+    "gated_deltanet": gated_deltanet,
+    "kda": kda,
+    "rwkv7": rwkv7,
+}
 
 
-@each_mixer
-@pytest.mark.parametrize("value_width, negative", [(None, False), (2, False), (22, False), (None, True)])
-def test_layers_follow_their_equations(name: str, value_width: int | None, negative: bool) -> None:
-    mixer = perturb(MIXERS[name](WIDTH, H, value_width=value_width, negative=negative).double())
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        *((name, {"value_width": width}) for name in MIXERS for width in (None, 2, 22)),
+        *((name, {"negative": True}) for name in SIGNED),
+    ],
+)
+def test_layers_follow_their_equations(name: str, options: dict[str, Any]) -> None:
+    mixer = perturb(MIXERS[name](WIDTH, H, **options).double())
     x, d_y = randn(1, T, WIDTH), randn(1, T, WIDTH, seed=1)
     found = run_layer(mixer, x, d_y)
     mixer.zero_grad()
@@ -108,7 +132,7 @@ def test_layers_follow_their_equations(name: str, value_width: int | None, negat
     assert_same(found, {"y": y.detach(), "dx": x.grad, **gradients(mixer)})
 
 
-@each_mixer
+@pytest.mark.parametrize("name", SIGNED)
 def test_transitions_with_negative_eigenvalues_reach_minus_one_and_never_expand(name: str) -> None:
     """S_t = A S_{t−1} + …: the eigenvalues of A, from a state that held the identity."""
     K, lowest = 6 if name == "gated_deltanet" else 8, {}
@@ -157,7 +181,9 @@ def test_parameters_grow_with_the_value_width(name: str, width: int, n_head: int
     assert counts == sorted(set(counts))
 
 
-@pytest.mark.parametrize("name, low, high", [("deltanet", 4, 4.05), ("gated_deltanet", 6, 6.1), ("rwkv7", 4, 4.7)])
+@pytest.mark.parametrize(
+    "name, low, high", [("deltanet", 4, 4.05), ("gated_deltanet", 6, 6.1), ("kda", 5, 5.1), ("rwkv7", 4, 4.7)]
+)
 def test_parameters_as_published(name: str, low: float, high: float) -> None:
     with torch.device("meta"):
         count = sum(p.numel() for p in MIXERS[name](1024, 4).parameters())
@@ -172,7 +198,7 @@ def test_a_value_width_that_heads_cannot_share_is_refused(name: str) -> None:
         MIXERS[name](WIDTH, 2, value_width=0)
 
 
-@pytest.mark.parametrize("name", ["deltanet", "rwkv7"])
+@pytest.mark.parametrize("name", ["deltanet", "kda", "rwkv7"])
 def test_a_width_that_heads_cannot_share_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"width \(15\) must be divisible by n_head \(2\)"):
         MIXERS[name](15, 2)

@@ -23,8 +23,9 @@ OPTIONS: dict[str, dict[str, object]] = {
     "m2": {"use_vo_gate": True},
     "q": {"qk_rank": 4},
     "v": {"vo_rank": 6},
+    "norm": {"use_qk_norm": True},
     "four heads": {"n_head": 4},
-    "all": {"use_kv_conv": True, "use_qk_gate": True, "use_vo_gate": True, "qk_rank": 8, "vo_rank": 10},
+    "all": {"use_kv_conv": True, "use_qk_gate": True, "use_vo_gate": True, "use_qk_norm": True, "qk_rank": 8, "vo_rank": 10},
 }
 each_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 LAWFUL = {name: OPTIONS[name] for name in ("plain", "c", "g", "q", "v", "all")}
@@ -55,12 +56,18 @@ def rotated(x: Tensor) -> Tensor:
     return torch.view_as_real(turned).flatten(-2)
 
 
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+
 def naive(layer: SoftmaxAttention, x: Tensor) -> Tensor:
     """The formula, row by row and head by head."""
     p, H = dict(layer.named_parameters()), layer.n_head
     x_k = convolved(x, p["conv_k.weight"]) if "conv_k.weight" in p else x
     x_v = convolved(x, p["conv_v.weight"]) if "conv_v.weight" in p else x
     q, k, v = x @ p["q.weight"].mT, x_k @ p["k.weight"].mT, x_v @ p["v.weight"].mT
+    if "norm_q.weight" in p:
+        q, k = (rms(t.unflatten(-1, (H, -1)), p[f"norm_{name}.weight"]).flatten(2) for t, name in ((q, "q"), (k, "k")))
     if layer.use_rope:
         q, k = (rotated(t.unflatten(-1, (H, -1))).flatten(2) for t in (q, k))
     if "gate_qk.weight" in p:
@@ -222,6 +229,8 @@ def test_parameters() -> None:
         "gate_qk.bias": (8,),
         "gate_vo.weight": (10, 16),
         "gate_vo.bias": (10,),
+        "norm_q.weight": (4,),
+        "norm_k.weight": (4,),
     }
 
 

@@ -48,6 +48,11 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     return loop(q, key, v, default(scale, q), initial_state, decay, -decay.exp() * k, key)
 
 
+def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False):
+    key = beta[..., None] * k
+    return loop(q, key, v, default(scale, q), initial_state, g, -g.exp() * k, key)
+
+
 def chunk_delta_rule(q, k, v, beta, scale=None, initial_state=None, output_final_state=False):
     return chunk_gated_delta_rule(q, k, v, torch.zeros_like(beta), beta, scale, initial_state)
 
@@ -103,14 +108,14 @@ PLAIN: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
         *(chunk_simple_gla, chunk_gla, chunk_delta_rule, chunk_gated_delta_rule, chunk_dplr_delta_rule, chunk_gsa),
-        *(parallel_path_attn, fused_recurrent_hgrn, selective_scan_fn),
+        *(chunk_kda, parallel_path_attn, fused_recurrent_hgrn, selective_scan_fn),
     )
 }
 SERVED = {
     "linear": "chunk_simple_gla", "retnet": "chunk_simple_gla", "mamba2": "chunk_simple_gla", "gla": "chunk_gla",
     "hgrn2": "chunk_gla", "deltanet": "chunk_delta_rule", "gated_deltanet": "chunk_gated_delta_rule",
     "rwkv7": "chunk_dplr_delta_rule", "gsa": "chunk_gsa", "path": "parallel_path_attn", "hgrn": "fused_recurrent_hgrn",
-    "mamba": "selective_scan_fn",
+    "mamba": "selective_scan_fn", "kda": "chunk_kda",
 }  # fmt: skip
 
 
@@ -220,7 +225,7 @@ def test_the_plain_functions_are_those_of_the_package() -> None:
     torch.manual_seed(0)
     q, k, v, gk = (torch.randn(2, 7, 3, 4) for _ in range(4))
     gk, g, beta = -gk.abs(), -torch.rand(2, 7, 3), torch.rand(2, 7, 3)
-    naive = {name: package(f"fla.ops.{name}.naive") for name in ("gla", "simple_gla", "gated_delta_rule", "gsa")}
+    naive = {name: package(f"fla.ops.{name}.naive") for name in ("gla", "simple_gla", "gated_delta_rule", "gsa", "kda")}
     pairs = [
         (naive["gla"].naive_recurrent_gla(q, k, v, gk, output_final_state=True), chunk_gla(q, k, v, gk)),
         (naive["simple_gla"].naive_recurrent_simple_gla(q, k, v, g, output_final_state=True), chunk_simple_gla(q, k, v, g)),
@@ -228,6 +233,7 @@ def test_the_plain_functions_are_those_of_the_package() -> None:
             naive["gated_delta_rule"].naive_recurrent_gated_delta_rule(q, k, v, beta, g, output_final_state=True),
             chunk_gated_delta_rule(q, k, v, g, beta),
         ),
+        (naive["kda"].naive_recurrent_kda(q, k, v, gk, beta, output_final_state=True), chunk_kda(q, k, v, gk, beta)),
         (
             naive["gsa"].naive_recurrent_gsa(q, k, v, k, gk, scale=1.0, output_final_state=True)[:1],
             chunk_gsa(q, k, v, k, gk, scale=1.0)[:1],

@@ -33,6 +33,7 @@ from hypermlp.analysis.trace import Memory, Operator, Trace, identity
 from hypermlp.cache import Cache
 from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.differential import DifferentialAttention
+from hypermlp.mixers.forgetting import ForgettingAttention
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.mixers.parts import NORM_EPS
 from hypermlp.mixers.path import PathAttention, PathInputs
@@ -188,6 +189,29 @@ class DifferentialTrace(SoftmaxTrace):
         return self.norm * torch.rsqrt(o.square().mean(-1, keepdim=True) + NORM_EPS)
 
 
+class ForgettingTrace(SoftmaxTrace):
+    """Forgetting attention: the decays between a slot and the row are one more channel of the slot's address."""
+
+    def __init__(self, layer: ForgettingAttention, tokens: Tokens, cache: Cache | None) -> None:
+        q, slots = layer.project(tokens)
+        spans = tokens.spans
+        if cache is not None:
+            slots, spans = cache.append(slots, tokens.x, tokens.counts())
+        Trace.__init__(self, layer, tokens, slots, spans)
+        self.n_head, self.m2 = layer.n_head, None
+        self.decay = slots["g"].to(q.dtype).cumsum(1)  # B S H 1
+        self.q = F.pad(q * q.shape[-1] ** -0.5, (0, 1), value=1.0)
+        self.k = torch.cat([self.k, -self.decay], dim=-1)
+
+    def scores(self, batch: int, rows: Tensor, head: int, slot: Tensor) -> tuple[Tensor, ...]:
+        (z,) = super().scores(batch, rows, head, slot)
+        return (z + self.decay[batch, self.position[batch, rows], head],)
+
+    def addresses(self, batch: int, row: int, head: int, slot: Tensor) -> tuple[Tensor, ...]:
+        (u,) = super().addresses(batch, row, head, slot)
+        return (u + F.pad(self.decay[batch, self.position[batch, row], head], (u.shape[-1] - 1, 0)),)
+
+
 class PathTrace(SoftmaxTrace):
     """PaTH: a key is turned by every token that comes after it; u is the key as the row sees it."""
 
@@ -243,5 +267,6 @@ ATTENTIONS: dict[type[nn.Module], Callable[[Any, Tokens, Cache | None], Trace]] 
     HyperGLU: HyperTrace,
     SoftmaxAttention: SoftmaxTrace,
     DifferentialAttention: DifferentialTrace,
+    ForgettingAttention: ForgettingTrace,
     PathAttention: PathTrace,
 }

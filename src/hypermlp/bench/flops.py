@@ -19,11 +19,13 @@ from hypermlp.config import HyperGLUConfig
 from hypermlp.mixers import HyperGLU, Mixer, SoftmaxAttention, path
 from hypermlp.mixers.deltanet import DeltaNet
 from hypermlp.mixers.differential import DifferentialAttention
+from hypermlp.mixers.forgetting import ForgettingAttention
 from hypermlp.mixers.gated_deltanet import GatedDeltaNet
 from hypermlp.mixers.gla import GLA
 from hypermlp.mixers.gsa import GSA
 from hypermlp.mixers.hgrn import HGRN
 from hypermlp.mixers.hgrn2 import HGRN2
+from hypermlp.mixers.kda import KimiDeltaAttention
 from hypermlp.mixers.linear import LinearAttention
 from hypermlp.mixers.mamba import STATE, Mamba
 from hypermlp.mixers.mamba2 import Mamba2
@@ -81,6 +83,11 @@ def differential(layer: DifferentialAttention, T: int) -> Work:
     return Work(T * products(layer), pairs(T) * 2 * layer.n_head * (layer.head_key_width + layer.head_value_width))
 
 
+def forgetting(layer: ForgettingAttention, T: int) -> Work:
+    """The sum of the decays is one more channel of the keys."""
+    return Work(T * products(layer), pairs(T) * layer.n_head * (layer.head_key_width + 1 + layer.head_value_width))
+
+
 def path_attention(layer: PathAttention, T: int) -> Work:
     """In chunks, as mixers/path.py does it: by the definition every pair would have a product of its own."""
     H, K, V = layer.n_head, layer.head_key_width, layer.head_value_width
@@ -120,6 +127,10 @@ def gated_deltanet(layer: GatedDeltaNet, T: int) -> Work:
     return Work(T * products(layer), T * state(layer.n_head, K, layer.head_value_width, 2, 1, decays=1))
 
 
+def kda(layer: KimiDeltaAttention, T: int) -> Work:
+    return Work(T * products(layer), T * state(layer.n_head, layer.head_key_width, layer.head_value_width, 2, 1, decays=1))
+
+
 def rwkv7(layer: RWKV7, T: int) -> Work:
     """It removes along one vector and writes along another."""
     K = layer.width // layer.n_head
@@ -156,6 +167,7 @@ COUNTERS: dict[type[Mixer], Callable[[Any, int], Work]] = {
     HyperGLU: hyper,
     SoftmaxAttention: softmax,
     DifferentialAttention: differential,
+    ForgettingAttention: forgetting,
     PathAttention: path_attention,
     LinearAttention: linear,
     RetNet: decayed,
@@ -163,6 +175,7 @@ COUNTERS: dict[type[Mixer], Callable[[Any, int], Work]] = {
     HGRN2: decayed,
     DeltaNet: deltanet,
     GatedDeltaNet: gated_deltanet,
+    KimiDeltaAttention: kda,
     RWKV7: rwkv7,
     GSA: gsa,
     Mamba: mamba,

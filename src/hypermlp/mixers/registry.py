@@ -19,12 +19,14 @@ from hypermlp.mixers import labels
 from hypermlp.mixers.base import Mixer
 from hypermlp.mixers.deltanet import DeltaNet
 from hypermlp.mixers.differential import DifferentialAttention
+from hypermlp.mixers.forgetting import ForgettingAttention
 from hypermlp.mixers.gated_deltanet import GatedDeltaNet
 from hypermlp.mixers.gla import GLA
 from hypermlp.mixers.gsa import GSA
 from hypermlp.mixers.hgrn import HGRN
 from hypermlp.mixers.hgrn2 import HGRN2
 from hypermlp.mixers.hyper import HyperGLU, HyperMLP
+from hypermlp.mixers.kda import KimiDeltaAttention
 from hypermlp.mixers.linear import LinearAttention
 from hypermlp.mixers.mamba import Mamba
 from hypermlp.mixers.mamba2 import Mamba2
@@ -114,8 +116,10 @@ MIXERS: dict[str, Entry] = {
     "hyperglu": Entry(partial(hyper, "glu"), "HyperGLU", "Lu and Yang", 2026, "qk_rank", 4, init=True, heads=True),
     "hypermlp": Entry(partial(hyper, "relu"), "HyperMLP", "Lu and Yang", 2026, "qk_rank", init=True, heads=True),
     "softmax": rival(SoftmaxAttention, "Softmax with RoPE", "Vaswani et al.", 2017, "qk_rank", 4),
+    "gated_softmax": rival(SoftmaxAttention, "Gated softmax", "Qiu et al.", 2025, "qk_rank", 4, use_vo_gate=True),
     "relu": Entry(relu, "ReLU attention", "Wortsman et al.", 2023, "qk_rank", heads=True),
     "differential": rival(DifferentialAttention, "Differential", "Ye et al.", 2025),
+    "forgetting": rival(ForgettingAttention, "Forgetting attention", "Lin et al.", 2025),
     "path": rival(PathAttention, "PaTH attention", "Yang et al.", 2025),
     "linear": rival(LinearAttention, "Linear attention", "Katharopoulos et al.", 2020),
     "retnet": rival(RetNet, "RetNet", "Sun et al.", 2023),
@@ -125,9 +129,13 @@ MIXERS: dict[str, Entry] = {
     "hgrn2": rival(HGRN2, "HGRN2", "Qin et al.", 2024),
     "deltanet": rival(DeltaNet, "DeltaNet", "Yang et al.", 2024),
     "gated_deltanet": rival(GatedDeltaNet, "Gated DeltaNet", "Yang et al.", 2025),
+    "kda": rival(KimiDeltaAttention, "Kimi Delta Attention", "Kimi Team", 2025),
     "rwkv7": rival(RWKV7, "RWKV-7", "Peng et al.", 2025),
     "mamba": rival(Mamba, "Mamba", "Gu and Dao", 2023, "inner width", heads=False),
     "mamba2": rival(Mamba2, "Mamba-2", "Dao and Gu", 2024, "inner width"),
+    "softmax_qknorm": rival(
+        SoftmaxAttention, "Softmax, qk-norm", "Henry et al.", 2020, "qk_rank", 4, variant_of="softmax", use_qk_norm=True
+    ),
     # Transitions with eigenvalues down to −1, as state tracking needs them
     "deltanet_neg": rival(DeltaNet, "DeltaNet, negative", "Grazzi et al.", 2025, variant_of="deltanet", negative=True),
     "gated_deltanet_neg": rival(

@@ -19,7 +19,7 @@ from hypermlp.config import Init
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Mixer, Tokens, visible_slots
 from hypermlp.mixers.modules import join_linears
-from hypermlp.mixers.parts import INIT_STD, CausalConv
+from hypermlp.mixers.parts import INIT_STD, CausalConv, RMSNorm
 from hypermlp.ops import pointwise
 from hypermlp.ops.observer import transform
 
@@ -38,7 +38,8 @@ class Projected(NamedTuple):
 class SoftmaxAttention(Mixer):
     """Causal multi-head attention with rotary embedding, 4 C² parameters; its options mean what they mean in HyperGLU.
 
-    qk_rank and vo_rank are widths over all heads (None: the layer's width). init is how the convolutions begin.
+    qk_rank and vo_rank are widths over all heads (None: the layer's width). use_qk_norm normalises queries and keys in every
+    head before they are rotated (Henry et al., 2020). init is how the convolutions begin.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class SoftmaxAttention(Mixer):
         use_kv_conv: bool = False,
         use_qk_gate: bool = False,
         use_vo_gate: bool = False,
+        use_qk_norm: bool = False,
         init: Init = "paper",
     ) -> None:
         super().__init__()
@@ -71,6 +73,8 @@ class SoftmaxAttention(Mixer):
         self.conv_v = CausalConv(width, TAPS) if use_kv_conv else None
         self.gate_qk = nn.Linear(width, qk_rank) if use_qk_gate else None
         self.gate_vo = nn.Linear(width, vo_rank) if use_vo_gate else None
+        self.norm_q = RMSNorm(qk_rank // n_head) if use_qk_norm else None
+        self.norm_k = RMSNorm(qk_rank // n_head) if use_qk_norm else None
         for module in (m for m in self.modules() if isinstance(m, (nn.Linear, CausalConv))):
             if isinstance(module, CausalConv):
                 module.reset_parameters(init)
@@ -99,6 +103,8 @@ class SoftmaxAttention(Mixer):
         """Queries, keys, values and gates; `history` (B W−1 C) are the inputs before them, for the convolutions."""
         made = self._linears(tokens, history, impl)
         q, k, v = (made[name].unflatten(-1, (self.n_head, -1)) for name in "qkv")  # B T H K, B T H K, B T H V
+        if self.norm_q is not None and self.norm_k is not None:
+            q, k = self.norm_q(q), self.norm_k(k)
         if self.use_rope:
             angle = rotary.angles(tokens.position, q.shape[-1], self.rope_base).repeat_interleave(2, dim=-1)
             q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)

@@ -33,6 +33,7 @@ WHERE = {
     "chunk_gla": "fla.ops.gla",
     "chunk_delta_rule": "fla.ops.delta_rule",
     "chunk_gated_delta_rule": "fla.ops.gated_delta_rule",
+    "chunk_kda": "fla.ops.kda",
     "chunk_dplr_delta_rule": "fla.ops.generalized_delta_rule",
     "chunk_gsa": "fla.ops.gsa",
     "parallel_path_attn": "fla.ops.path_attn",
@@ -92,7 +93,7 @@ def recurrence(steps: Any, state: Tensor | None, begins: Tensor | None) -> tuple
     elif b is not None:
         name = "chunk_dplr_delta_rule"
     else:
-        name = "chunk_delta_rule" if g is None else "chunk_gated_delta_rule"
+        name = "chunk_delta_rule" if g is None else "chunk_gated_delta_rule" if g.dim() == 3 else "chunk_kda"
     if (a is not None and b is None and beta is None) or (name == "chunk_dplr_delta_rule" and (g is None or g.dim() == 3)):
         return None
     run = kernel(name, q, begins)

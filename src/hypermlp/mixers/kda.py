@@ -1,0 +1,69 @@
+"""Kimi Delta Attention (Kimi Team, 2025): the gated delta rule, with a decay for every channel of the keys.
+
+    S_t = D_t S_{t−1} + β_t k_t (v_t − (D_t S_{t−1})ᵀ k_t)ᵀ        D_t = Diag(e^{g_t})        o_t = S_tᵀ q_t / √K
+
+Letters: B batch, T time, C width, H heads, K and V widths of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hypermlp.checks import divisible
+from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, unit
+from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
+from hypermlp.ops.recurrence import Steps, recurrence
+
+TAPS = 4  # of the convolution
+
+
+class KimiDeltaAttention(RecurrentMixer):
+    """q, k and v of the whole width; decays and the sigmoid gate on the readout go through a bottleneck of one head's width.
+
+    Args:
+        width: of inputs and outputs.
+        n_head: how many heads.
+        value_width: of all heads together (None: the layer's width).
+    """
+
+    taps = TAPS
+
+    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
+        super().__init__()
+        divisible("width", width, n_head, f"n_head ({n_head})")
+        value_width = width if value_width is None else value_width
+        narrow = head_width(value_width, n_head)
+        self.width, self.n_head, self.head_key_width, self.head_value_width = width, n_head, width // n_head, narrow
+        self.conv_width = 2 * width + value_width
+        self.qkv = nn.Linear(width, self.conv_width, bias=False)
+        self.decay_in, self.decay_out = nn.Linear(width, narrow, bias=False), nn.Linear(narrow, width, bias=False)
+        self.gate_in, self.gate_out = nn.Linear(width, narrow, bias=False), nn.Linear(narrow, value_width)
+        self.beta = nn.Linear(width, n_head, bias=False)
+        self.A_log, self.dt_bias = nn.Parameter(torch.empty(n_head, 1)), nn.Parameter(torch.empty(width))
+        self.conv = ShortConv(self.conv_width, TAPS)
+        self.norm = RMSNorm(narrow)
+        self.o = nn.Linear(value_width, width, bias=False)
+        init_linears(self)
+        with torch.no_grad():
+            self.A_log.uniform_(1, 16).log_()
+            self.dt_bias.copy_(first_steps(width))
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_head, self.head_key_width, self.head_value_width)}
+
+    def step(self, tokens: Tokens, past: Past) -> Step:
+        x = tokens.x
+        inputs = self.qkv(x)
+        mixed = self.conv(inputs, tokens, past.history)
+        values = self.n_head * self.head_value_width
+        q, k, v = (heads(t, self.n_head) for t in mixed.split([self.width, self.width, values], -1))
+        q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
+        beta = torch.sigmoid(self.beta(x))[..., None]  # B T H 1
+        rate = F.logsigmoid(-self.decay_out(self.decay_in(x)) - self.dt_bias)  # −softplus, whose gradient does not compile
+        g = self.A_log.exp() * heads(rate, self.n_head)  # B T H K
+        steps = Steps(q, beta * k, v, g, a=-g.exp() * k, beta=beta)
+        o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
+        return Step(self.o(self.norm(o).flatten(2) * torch.sigmoid(self.gate_out(self.gate_in(x)))), {"S": S}, inputs)
