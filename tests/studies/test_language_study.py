@@ -45,7 +45,8 @@ def test_losses_are_those_of_the_sampled_tokens() -> None:
     model = LanguageModel(STUDY.config("S", None, 32))
     found = language.losses(STUDY, model)
     batches = Batches(corpus, "train", context=STUDY.length, batch=STUDY.batch, seed=1_000_003)
-    inputs, targets = (torch.cat(parts) for parts in zip(*(batches.at(step)[:2] for step in range(STUDY.sample)), strict=True))
+    sample = [one[:2] for step in range(STUDY.sample) for one in batches.passes(step)]
+    inputs, targets = (torch.cat(parts) for parts in zip(*sample, strict=True))
     expected = torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).item()
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
 

@@ -37,8 +37,7 @@ from hypermlp.tasks.mad import MAD as TASKS
 from hypermlp.tasks.mad import SEED, generate
 from hypermlp.train.checkpoint import newest
 from hypermlp.train.fit import EpochSampler, Fit
-from hypermlp.train.optimisation import Schedule
-from hypermlp.train.training import Recipe
+from hypermlp.train.optimisation import Recipe
 
 SMALL: dict[str, Any] = {
     "scale": "baseline",
@@ -103,7 +102,7 @@ def training(
     rows = task_base.Examples(inputs, torch.ones(10, 2, dtype=torch.long))
     examples = EpochSampler(lambda epoch: [rows], batch=4, seed=seed)
     recipe = Recipe(
-        schedule=Schedule(**{"steps": 30, "lr": 1e-3, "final": 1.0, **schedule}),
+        **{"steps": 30, "lr": 1e-3, "final": 1.0, **schedule},
         weight_decay=weight_decay,
         decayed="all",
         betas=(0.9, 0.999),

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from small import MODEL, TRAIN, config, described, model, rows, share
 from torch import Tensor, nn
 
+from hypermlp.batch import Batch
 from hypermlp.mixers import DISTINCT
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import load_model, save_model, weights
@@ -56,10 +57,10 @@ def test_an_update_is_that_of_the_plain_optimiser(clip: float) -> None:
         F.cross_entropy(plain(inputs).flatten(0, 1), targets.flatten()).backward()
         norm = float(nn.utils.clip_grad_norm_(plain.parameters(), clip))
         for group in optimiser.param_groups:
-            group["lr"] = how.recipe.schedule.rate(step)
+            group["lr"] = how.rate(step)
         optimiser.step()
         optimiser.zero_grad()
-        assert training.update([(inputs, targets, None)]).grad_norm == pytest.approx(norm, rel=1e-5)
+        assert training.update([Batch(inputs, targets)]).grad_norm == pytest.approx(norm, rel=1e-5)
     assert training.optimiser.defaults["fused"]
     for name, tensor in weights(plain).items():
         torch.testing.assert_close(weights(training.model)[name], tensor, rtol=1e-3, atol=2e-6)
@@ -68,8 +69,8 @@ def test_an_update_is_that_of_the_plain_optimiser(clip: float) -> None:
 def test_packed_documents_are_kept_apart() -> None:
     inputs, targets = (part[:2] for part in rows(0))
     training = new_training(model(), TRAIN)
-    expected = training.evaluate([(inputs, targets, None)])
-    packed = (inputs.reshape(1, -1), targets.reshape(1, -1), torch.tensor([0, 12, 24], dtype=torch.int32))
+    expected = training.evaluate([Batch(inputs, targets)])
+    packed = Batch(inputs.reshape(1, -1), targets.reshape(1, -1), torch.tensor([0, 12, 24], dtype=torch.int32))
     assert training.evaluate([packed]) == pytest.approx(expected, rel=1e-6)
 
 
@@ -82,10 +83,10 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32() -> None:
 
 def test_the_rate_warms_up_falls_as_a_cosine_and_stays_at_its_end() -> None:
     how = config(steps=100, warmup=10, decay=60, lr=1.0)
-    assert [how.recipe.schedule.rate(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
-    assert how.recipe.schedule.rate(35) == pytest.approx(0.55)
-    assert [how.recipe.schedule.rate(step) for step in (60, 99)] == pytest.approx([0.1, 0.1])
-    assert config(steps=60, warmup=10, lr=1.0).recipe.schedule.rate(35) == how.recipe.schedule.rate(35)
+    assert [how.rate(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
+    assert how.rate(35) == pytest.approx(0.55)
+    assert [how.rate(step) for step in (60, 99)] == pytest.approx([0.1, 0.1])
+    assert config(steps=60, warmup=10, lr=1.0).rate(35) == how.rate(35)
 
 
 @pytest.mark.parametrize("name", sorted(DISTINCT))
@@ -149,7 +150,7 @@ def test_bad_values_are_refused(changes: dict[str, object], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         config(**changes)
     with pytest.raises(ValueError, match="processes"):
-        config().passes(3)
+        config().share(3)
 
 
 def test_metrics_go_on_after_a_step_without_gap_or_repetition(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import torch
 
 from hypermlp import notice
+from hypermlp.batch import Batch
 from hypermlp.data.corpus import INDEX, SPLITS, Corpus, SplitName, open_corpus, read_corpus
 from hypermlp.data.packing import Batches
 from hypermlp.data.shards import prepare
@@ -28,18 +29,16 @@ from hypermlp.models.saved import CONFIG, MODEL_TYPE
 from hypermlp.provenance import provenance
 from hypermlp.train.checkpoint import Checkpoints, export, newest
 from hypermlp.train.distributed import World
-from hypermlp.train.language import new_training, train
+from hypermlp.train.language import TrainConfig, new_training, train
 from hypermlp.train.metrics import Metrics, check_loggers, open_loggers
+from hypermlp.train.optimisation import Recipe
 from hypermlp.train.run_folder import CHECKPOINTS, CORPUS, MODEL, RUN
-from hypermlp.train.training import Pass, Step, Training
+from hypermlp.train.training import Step, Training
 
 IN_MEMORY = 2**26  # bytes of text up to which a corpus is tokenised at every start
 SHARED = ("vocabulary", "width", "depth", "mixer", "style", "tied")  # of a model and the one it begins with
 # Fields that change how a run is computed, watched and kept, not what it computes.
-FREE = (
-    *("micro", "parallel", "checkpointing", "save_every", "keep", "asynchronous"),
-    *("evaluate_every", "evaluate_batches", "sample"),
-)
+FREE = {f.name for f in dataclasses.fields(TrainConfig)} - {f.name for f in dataclasses.fields(Recipe)} - {"batch"}
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ class Run:
     out: Path
     world: World
     corpus: Corpus
-    batches: Batches  # of training, a pass of every process at a time
-    validation: Sequence[Pass]
+    batches: Batches  # of training
+    validation: Sequence[Batch]
     training: Training
     parameters: int
     checkpoints: Checkpoints
@@ -75,7 +74,7 @@ class Run:
                 yield from train(
                     self.training,
                     self.config.train,
-                    self.batch,
+                    self.batches.passes,
                     self.checkpoints,
                     metrics,
                     validation=self.validation,
@@ -91,10 +90,6 @@ class Run:
                 metrics.close()
             if self.lock is not None:
                 self.lock.close()
-
-    def batch(self, step: int) -> Sequence[Pass]:
-        passes = self.config.train.passes(self.world.size)
-        return [self.batches.at(step * passes + i) for i in range(passes)]
 
     def sample(self, model: LanguageModel) -> str:
         return "".join(write_text(model, self.corpus.tokenizer, "", self.config.train.sample, seed=self.config.train.seed))
@@ -122,7 +117,7 @@ def start(
     if begin is not None:
         trained, tokenizer = trained_model(config, begin, lag_extension)
         config = dataclasses.replace(config, model=trained.config)  # its own sizes, whatever the name stands for
-    config.train.passes(world.size)  # a batch that cannot be divided fails here,
+    config.train.share(world.size)  # a batch that cannot be divided fails here,
     parameters = count(config.model)  # and a model that cannot be built here
     held = take(out, resume) if world.main else None
     world.share(None)  # others wait for the folder
@@ -151,8 +146,8 @@ def start(
         latest = checkpoints.latest()
         if latest is not None:
             training.resume(checkpoints.load(latest, training.state()))
-        passes = config.train.evaluate_batches * config.train.passes(world.size)
-        held_out = [validation.at(i) for i in range(min(len(validation), passes))]
+        steps = range(min(len(validation), config.train.evaluate_batches))
+        held_out = [one for step in steps for one in validation.passes(step)]
         return Run(config, out, world, corpus, batches, held_out, training, parameters, checkpoints, held, loggers, begin)
     except BaseException:
         if held is not None:
@@ -176,7 +171,8 @@ def make_batches(config: RunConfig, corpus: Corpus, split: SplitName, world: Wor
         corpus,
         split,
         context=config.data.context,
-        batch=config.train.micro * world.size,
+        batch=config.train.batch,
+        micro=config.train.micro,
         seed=config.train.seed if split == "train" else None,
         documents=config.data.documents,
         rank=world.rank,
