@@ -74,7 +74,7 @@ def go_on(
     latest = checkpoints.latest()
     if latest is not None:
         training.resume(checkpoints.load(latest, training.state()))
-    metrics = Metrics(folder, training.step) if world.main else None
+    metrics = Metrics(folder / "metrics.jsonl", training.step) if world.main else None
     steps = train(
         training,
         how,

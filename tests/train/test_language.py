@@ -21,7 +21,8 @@ from hypermlp.train.checkpoint import Checkpoints
 from hypermlp.train.distributed import World
 from hypermlp.train.language import new_training, train
 from hypermlp.train.metrics import Metrics, check_loggers, open_loggers, read_metrics
-from hypermlp.train.optimisation import parameter_groups
+from hypermlp.train.optimisation import Recipe, parameter_groups
+from hypermlp.train.run_folder import RunFolder
 
 
 def trained(steps: int = 3, **changes: object) -> tuple[list[float], dict[str, Tensor]]:
@@ -143,7 +144,12 @@ def test_random_numbers_are_a_function_of_the_step() -> None:
         ({"betas": (0.9, 1.0)}, "train.betas"),
         ({"micro": 3}, "train.batch .* divisible by train.micro"),
         ({"precision": "float16"}, "train.precision"),
-        ({"decay": 1}, "train.decay"),
+        ({"decay": 1}, r"train.decay \(1\) must be greater than train.warmup \(2\)"),
+        ({"decayed": "some"}, "train.decayed"),
+        ({"clip": 0.0}, "train.clip"),
+        ({"weight_decay": math.nan}, "train.weight_decay"),
+        ({"sample": -1}, "train.sample"),
+        ({"parallel": "tp"}, "train.parallel"),
     ],
 )
 def test_bad_values_are_refused(changes: dict[str, object], rule: str) -> None:
@@ -153,10 +159,21 @@ def test_bad_values_are_refused(changes: dict[str, object], rule: str) -> None:
         config().share(3)
 
 
+def test_a_recipe_alone_refuses_bad_values_under_its_own_names() -> None:
+    assert Recipe(steps=1, lr=1e-3, clip=None, betas=[0.9, 0.99]).betas == (0.9, 0.99)
+    for changes, rule in [
+        ({"lr": 0.0}, r"^lr \(0.0\) must be positive"),
+        ({"steps": 0}, r"^steps \(0\)"),
+        ({"final": -1}, "^final"),
+    ]:
+        with pytest.raises(ValueError, match=rule):
+            Recipe(**{"steps": 1, "lr": 1e-3, **changes})
+
+
 def test_metrics_go_on_after_a_step_without_gap_or_repetition(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)) + '{"step": 4, "lo')
-    metrics = Metrics(tmp_path, 2)
+    metrics = Metrics(tmp_path / "metrics.jsonl", 2)
     metrics.append({"step": 3, "loss": 1.5})
     metrics.close()
     assert read_metrics(path) == [{"step": 1}, {"step": 2}, {"step": 3, "loss": 1.5}]
@@ -180,7 +197,7 @@ def test_metrics_go_to_tensorboard_where_it_is_installed(tmp_path: Path, monkeyp
     fake = ModuleType("torch.utils.tensorboard")
     fake.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    metrics = Metrics(tmp_path, 4, open_loggers(["tensorboard"], tmp_path, 4, {}))
+    metrics = RunFolder(tmp_path).open_metrics(4, ["tensorboard"], {})
     metrics.append({"step": 5, "loss": 1.5, "sample": "once"})
     metrics.close()
     assert told == [("tensorboard", 5), ("loss", 1.5, 5), ("sample", "once", 5), "closed"]
@@ -211,7 +228,7 @@ def test_metrics_go_to_weights_and_biases_and_a_resumed_run_continues_there(
     fake.init = lambda **options: begun.append(options) or Run()
     monkeypatch.setitem(sys.modules, "wandb", fake)
     for step in (1, 2):
-        metrics = Metrics(tmp_path, step - 1, open_loggers(["wandb"], tmp_path, step - 1, {"train": {"steps": 2}}))
+        metrics = RunFolder(tmp_path).open_metrics(step - 1, ["wandb"], {"train": {"steps": 2}})
         metrics.append({"step": step, "loss": 1.5})
         metrics.close()
     assert told == [({"loss": 1.5}, 1), "finished", ({"loss": 1.5}, 2), "finished"]
