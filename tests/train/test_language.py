@@ -19,6 +19,7 @@ from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import load_model, save_model, weights
 from hypermlp.train.checkpoint import Checkpoints
 from hypermlp.train.distributed import World
+from hypermlp.train.fit import Fit
 from hypermlp.train.language import new_training, train
 from hypermlp.train.metrics import Metrics, check_loggers, open_loggers, read_metrics
 from hypermlp.train.optimisation import Recipe, parameter_groups
@@ -305,4 +306,20 @@ def test_evaluation_and_sampling_are_in_eval_mode_and_restore_the_mode_of_every_
     )
     assert len(list(steps)) == 1
     assert sampled == [False]
+    assert [module.training for module in net.modules()] == modes
+
+
+def test_studies_evaluate_in_eval_mode_and_restore_the_mode_of_every_module() -> None:
+    net = model()
+    net.blocks[1].eval()  # frozen by its user
+    modes = [module.training for module in net.modules()]
+    seen = []
+
+    def evaluate(one: nn.Module) -> dict[str, float]:
+        seen.append(any(module.training for module in one.modules()))
+        return {"loss": 1.0}
+
+    run = Fit(net, TRAIN, lambda step: share(step, TRAIN, World()), evaluate, evaluate_every=1)
+    run.advance()
+    assert seen == [False]
     assert [module.training for module in net.modules()] == modes

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hypermlp.batch import Batch
 from hypermlp.train.distributed import World
 from hypermlp.train.optimisation import Recipe
-from hypermlp.train.training import NotFinite, Training, count
+from hypermlp.train.training import NotFinite, Training, count, evaluating
 
 SOLVED = "solved"  # how the reason of a run that ended by success begins
 
@@ -139,7 +139,8 @@ class Fit:
             self.stopped = f"{SOLVED} after step {self.step}"
 
     def scores(self, evaluate: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
-        with self.training.precision():
+        """What `evaluate` finds, in eval mode and the precision of training."""
+        with evaluating(self.model), self.training.precision():
             return evaluate(self.model)
 
     PROGRESS = ("tokens", "seconds", "losses", "curve", "stopped")
