@@ -49,3 +49,25 @@ def exists(name: str) -> bool:
 def test_what_the_documents_name_exists(name: str) -> None:
     if re.fullmatch(r"[\w./]+(\([^)]*\))?", name) and not name.endswith("()"):
         assert exists(name), name
+
+
+def named_objects() -> set[tuple[str, str]]:
+    """What the document writes as `folder/file.py: name`."""
+    spans = re.findall(r"`((?:\w+/)*\w+\.py): ([\w.]+)(?:\([^)`]*\))?`", (DOCS / "design.md").read_text())
+    assert len(spans) > 30
+    return set(spans)
+
+
+@pytest.mark.parametrize("file, name", sorted(named_objects()))
+def test_functions_stand_in_the_files_that_the_design_names(file: str, name: str) -> None:
+    paths = [path for path in PACKAGE.rglob(Path(file).name) if path.as_posix().endswith(f"/{file}")]
+    modules = [
+        importlib.import_module(".".join((hypermlp.__name__, *p.relative_to(PACKAGE).with_suffix("").parts))) for p in paths
+    ]
+
+    def has(found: object) -> bool:
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return found is not None
+
+    assert any(map(has, modules)), f"{file}: {name}"

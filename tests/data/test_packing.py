@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from itertools import islice, pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hypermlp.batch import Batch
 from hypermlp.config import IGNORED
 from hypermlp.data.corpus import Corpus, Tokens, read_corpus
-from hypermlp.data.packing import Batch, Batches, best_fit, shuffled
+from hypermlp.data.packing import Batches, best_fit, shuffled
 from hypermlp.data.tokenizers import ByteTokenizer
 
 END = ByteTokenizer.end
@@ -35,7 +36,7 @@ LENGTHS = st.lists(st.integers(1, 30), min_size=3, max_size=40).filter(lambda le
 
 
 def epoch(batches: Batches) -> Batch:
-    found = list(batches.steps())
+    found = [one for step in range(len(batches)) for one in batches.passes(step)]
     return Batch(torch.cat([b.inputs.view(-1) for b in found]), torch.cat([b.targets.view(-1) for b in found]))
 
 
@@ -55,7 +56,8 @@ def test_by_documents_every_token_comes_once_and_nothing_crosses(lengths: list[i
     stream = corpus.split("train").read(0, sum(lengths)).tolist()
     last = {stream[end - 1] for end in np.cumsum(lengths)}
     seen = []
-    for inputs, targets, bounds in Batches(corpus, "train", context=context, batch=batch, seed=None, documents=True).steps():
+    batches = Batches(corpus, "train", context=context, batch=batch, seed=None, documents=True)
+    for inputs, targets, bounds in (one for step in range(len(batches)) for one in batches.passes(step)):
         assert inputs.shape == targets.shape == (1, batch * context)
         assert bounds is not None
         assert bounds.dtype == torch.int32
@@ -129,35 +131,44 @@ class TestSeeded:
     def test_each_epoch_has_every_row_once(self, documents: bool) -> None:
         batches = self.batches(documents, batch=1)
         ordered = [row.tolist() for row in epoch(self.batches(documents, batch=1, seed=None)).inputs.view(-1, 8)]
-        epochs = [[batches.at(turn * batches.rows + i).inputs[0].tolist() for i in range(batches.rows)] for turn in range(3)]
+        rows = [one.inputs[0].tolist() for step in range(3 * batches.rows) for one in batches.passes(step)]
+        epochs = [rows[batches.rows * turn :][: batches.rows] for turn in range(3)]
         assert all(sorted(rows) == sorted(ordered) for rows in epochs)
         assert epochs[0] != epochs[1] != epochs[2]
         assert ordered not in epochs
 
-    def test_seeking_equals_iterating(self, documents: bool) -> None:
-        iterated = list(islice(self.batches(documents).steps(), 20))
+    def test_a_batch_depends_on_the_step_alone(self, documents: bool) -> None:
+        batches = self.batches(documents)
+        iterated = [batches.passes(step) for step in range(20)]
         fresh = self.batches(documents)
         for step in (19, 0, 7):
-            same(fresh.at(step), iterated[step])
-        for one, two in zip(islice(fresh.steps(11), 5), iterated[11:], strict=False):
-            same(one, two)
+            for one, two in zip(fresh.passes(step), iterated[step], strict=True):
+                same(one, two)
 
     def test_the_seed_decides(self, documents: bool) -> None:
-        assert not torch.equal(self.batches(documents, seed=4).at(0).inputs, self.batches(documents).at(0).inputs)
+        assert not torch.equal(self.batches(documents, seed=4).passes(0)[0].inputs, self.batches(documents).passes(0)[0].inputs)
 
-    @pytest.mark.parametrize("world", [2, 4])
+    @pytest.mark.parametrize("world, micro", [(1, 1), (1, 3), (2, None), (2, 1), (4, None), (4, 1)])
     @pytest.mark.parametrize("seed", [3, None])
-    def test_processes_share_the_rows_of_one_batch(self, documents: bool, world: int, seed: int | None) -> None:
+    def test_passes_and_processes_share_the_rows_of_one_batch(
+        self, documents: bool, world: int, micro: int | None, seed: int | None
+    ) -> None:
         whole = self.batches(documents, seed=seed)
-        shares = [self.batches(documents, seed=seed, rank=rank, world=world) for rank in range(world)]
+        shares = [self.batches(documents, seed=seed, rank=rank, world=world, micro=micro) for rank in range(world)]
         for step in range(len(whole)):
-            expected, parts = whole.at(step), [share.at(step) for share in shares]
+            (expected,) = whole.passes(step)
+            parts = [one for together in zip(*(share.passes(step) for share in shares), strict=True) for one in together]
+            given = sum(part.inputs.numel() for part in parts)
+            assert given == 32 or (seed is None and step == len(whole) - 1), "passes that would be empty are left out"
+            assert (expected.targets.view(-1)[given:] == IGNORED).all()
+            expected = Batch(*(part.view(-1)[:given] for part in expected[:2]), expected.cu_seqlens)
             assert torch.equal(torch.cat([p.inputs.view(-1) for p in parts]), expected.inputs.view(-1))
             assert torch.equal(torch.cat([p.targets.view(-1) for p in parts]), expected.targets.view(-1))
             if documents:
                 assert expected.cu_seqlens is not None
-                bounds = [p.cu_seqlens[:-1] + i * 32 // world for i, p in enumerate(parts) if p.cu_seqlens is not None]
-                assert torch.equal(torch.cat(bounds), expected.cu_seqlens[:-1])
+                before = accumulate([p.inputs.numel() for p in parts], initial=0)
+                bounds = [p.cu_seqlens[:-1] + n for n, p in zip(before, parts, strict=False) if p.cu_seqlens is not None]
+                assert torch.equal(torch.cat(bounds), expected.cu_seqlens[expected.cu_seqlens < given])
 
 
 def same(one: Batch, two: Batch) -> None:
@@ -170,10 +181,10 @@ def test_the_docstring_s_example() -> None:
     tokens = Tokens([stream], [np.array([4, 9])])
     corpus = Corpus("example", ByteTokenizer(), {"train": tokens, "validation": tokens})
     options: dict[str, Any] = {"context": 4, "batch": 3, "seed": None}
-    inputs, targets, _ = Batches(corpus, "train", **options).at(0)
+    ((inputs, targets, _),) = Batches(corpus, "train", **options).passes(0)
     assert inputs.tolist() == [[1, 2, 3, END], [4, 5, 6, 7], [END] * 4]
     assert targets.tolist() == [[2, 3, END, 4], [5, 6, 7, END], [IGNORED] * 4]
-    inputs, targets, bounds = Batches(corpus, "train", **options, documents=True).at(0)
+    ((inputs, targets, bounds),) = Batches(corpus, "train", **options, documents=True).passes(0)
     assert inputs.view(3, 4).tolist() == [[1, 2, 3, END], [4, 5, 6, 7], [END] * 4]
     assert targets.view(3, 4).tolist() == [[2, 3, END, IGNORED], [5, 6, 7, END], [IGNORED] * 4]
     assert bounds is not None
@@ -185,7 +196,7 @@ import hashlib
 from hypermlp.data.corpus import read_corpus
 from hypermlp.data.packing import Batches
 batches = Batches(read_corpus(), "train", context=64, batch=8, seed=1, documents=True)
-print(hashlib.sha256(b"".join(t.numpy().tobytes() for step in (0, 999) for t in batches.at(step)[:2])).hexdigest())
+print(hashlib.sha256(b"".join(t.numpy().tobytes() for step in (0, 999) for t in batches.passes(step)[0][:2])).hexdigest())
 """
 
 
@@ -194,7 +205,7 @@ def test_the_default_corpus_gives_the_same_batches_in_another_process() -> None:
     corpus = read_corpus()
     assert time.process_time() - start < 2
     batches = Batches(corpus, "train", context=64, batch=8, seed=1, documents=True)
-    mine = hashlib.sha256(b"".join(t.numpy().tobytes() for step in (0, 999) for t in batches.at(step)[:2])).hexdigest()
+    mine = hashlib.sha256(b"".join(t.numpy().tobytes() for step in (0, 999) for t in batches.passes(step)[0][:2])).hexdigest()
     environment = {**os.environ, "PYTHONHASHSEED": "77"}
     done = subprocess.run([sys.executable, "-c", FINGERPRINT], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == mine, done.stderr
@@ -211,6 +222,7 @@ def test_impossible_requests_are_refused_with_a_remedy() -> None:
     fails(r"batch \(3\) must be divisible by world \(2\), the number of processes; try 2 or 4", batch=3, world=2)
     fails(r"rank \(2\) must be at least 0 and below world \(2\)", rank=2, world=2)
     fails(r"context \(0\) must be at least 1", context=0)
+    fails(r"micro \(0\) must be at least 1", micro=0)
     fails(r"split \('test'\) must be one of 'train', 'validation'", split="test")
     with pytest.raises(ValueError, match=r"step \(-1\) must be at least 0"):
-        Batches(corpus, "train", context=4, batch=2, seed=0).at(-1)
+        Batches(corpus, "train", context=4, batch=2, seed=0).passes(-1)

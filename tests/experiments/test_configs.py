@@ -10,6 +10,8 @@ from hypermlp import notice
 from hypermlp.experiments.config_files import to_toml
 from hypermlp.experiments.configs import CONFIGS, RATES, UNSEARCHED, RunConfig, configure, count
 
+RESULTS = Path(__file__).parents[2] / "results"
+
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_configurations_are_json_data(name: str) -> None:
@@ -94,10 +96,10 @@ def test_bad_overrides_are_refused(override: str, rule: str) -> None:
 @pytest.mark.parametrize("suffix", [".toml", ".yaml"])
 def test_a_configuration_is_printed_and_read_from_a_file(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"my{suffix}"
-    changed = configure(
-        "tiny",
-        ["train.steps=6", "model.width=16", "model.mixer=hyperglu,softmax", "train.betas=0.8,0.9", "data.documents=true"],
-    )
+    model = ("model.width=16", "model.mixer=hyperglu,softmax")
+    train = ("train.steps=6", "train.betas=0.8,0.9", "train.clip=none", "train.decayed=all")
+    changed = configure("tiny", [*model, *train, "data.documents=true"])
+    assert (changed.train.clip, changed.train.decayed) == (None, "all")
     path.write_text(
         to_toml(changed.to_dict()) if suffix == ".toml" else yaml.safe_dump(json.loads(json.dumps(changed.to_dict())))
     )
@@ -109,6 +111,12 @@ def test_a_configuration_is_printed_and_read_from_a_file(suffix: str, tmp_path: 
     )
     found = configure(str(path))
     assert found == configure("tiny", ["train.steps=3", "train.lr=1e-4", "data.context=64"])
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*/run.json")), ids=lambda path: path.parent.name)
+def test_runs_of_earlier_versions_have_the_configuration_that_they_had(path: Path) -> None:
+    stored = json.loads(path.read_text())["config"]
+    assert json.loads(json.dumps(RunConfig.from_dict(stored).to_dict())) == stored
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from helpers import assert_same, perturb
+from hypermlp.batch import Batch
 from hypermlp.mixers import DISTINCT
 from hypermlp.models.generate import generate
 from hypermlp.models.lm import LanguageModel, ModelCache, ModelConfig, count_parameters, match_inner_width
-from hypermlp.train.optimisation import Schedule
-from hypermlp.train.training import Recipe, Training
+from hypermlp.train.optimisation import Recipe
+from hypermlp.train.training import Training
 
 VOCABULARY, WIDTH, LENGTH = 11, 16, 12
 HYBRID = ("hyperglu", "softmax")
@@ -51,8 +52,8 @@ def test_logits_do_not_depend_on_the_future(name: str) -> None:
 def test_a_model_learns_a_constant_batch(name: str) -> None:
     net = model(name, tied=False)
     tokens, targets = some_tokens(4, 12), some_tokens(4, 12, seed=1)
-    training = Training(net, Recipe(schedule=Schedule(steps=150, lr=1e-2, warmup=7, final=0.0), weight_decay=0.0))
-    losses = [training.update([(tokens, targets, None)]).loss for _ in range(150)]
+    training = Training(net, Recipe(steps=150, lr=1e-2, warmup=7, final=0.0, weight_decay=0.0))
+    losses = [training.update([Batch(tokens, targets)]).loss for _ in range(150)]
     assert losses[-1] < 0.2 * losses[0]
     assert (net(tokens).argmax(-1) == targets).float().mean() > 0.9
 

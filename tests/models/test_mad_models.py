@@ -13,8 +13,8 @@ from hypermlp.models.mad import MadAutoEncoder, MadLanguageModel, build_model, p
 from hypermlp.tasks import TASKS
 from hypermlp.tasks.mad_settings import Setting
 from hypermlp.tasks.scores import evaluate
-from hypermlp.train.optimisation import Schedule
-from hypermlp.train.training import Recipe, Training
+from hypermlp.train.optimisation import Recipe
+from hypermlp.train.training import Training
 
 LANGUAGE = Setting(task="in-context-recall", vocab_size=11, seq_len=12)
 COMPRESSION = Setting(task="compression", vocab_size=11, seq_len=12)
@@ -149,7 +149,7 @@ def test_logits_are_computed_where_targets_count_and_losses_are_the_same(make: C
     model.head.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[:-1].numel()))
     found = []
     for model.gathers in (True, False):
-        training = Training(model, Recipe(schedule=Schedule(steps=1, lr=1e-3)))
+        training = Training(model, Recipe(steps=1, lr=1e-3))
         model.zero_grad()
         loss = training.total_loss((tokens, targets, None))
         loss.backward()

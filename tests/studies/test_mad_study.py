@@ -37,8 +37,7 @@ from hypermlp.tasks.mad import MAD as TASKS
 from hypermlp.tasks.mad import SEED, generate
 from hypermlp.train.checkpoint import newest
 from hypermlp.train.fit import EpochSampler, Fit
-from hypermlp.train.optimisation import Schedule
-from hypermlp.train.training import Recipe
+from hypermlp.train.optimisation import Recipe
 
 SMALL: dict[str, Any] = {
     "scale": "baseline",
@@ -103,7 +102,7 @@ def training(
     rows = task_base.Examples(inputs, torch.ones(10, 2, dtype=torch.long))
     examples = EpochSampler(lambda epoch: [rows], batch=4, seed=seed)
     recipe = Recipe(
-        schedule=Schedule(**{"steps": 30, "lr": 1e-3, "final": 1.0, **schedule}),
+        **{"steps": 30, "lr": 1e-3, "final": 1.0, **schedule},
         weight_decay=weight_decay,
         decayed="all",
         betas=(0.9, 0.999),
@@ -172,8 +171,8 @@ def test_faithful_takes_the_epoch_of_the_lowest_test_perplexity() -> None:
 def test_faithful_trains_at_a_constant_rate_and_clean_warms_up_and_decays() -> None:
     jobs = [small_job(protocol, epochs=None, steps={"memorization": 100}) for protocol in mad.PROTOCOLS]
     faithful, clean = (job.recipe for job in jobs)
-    assert [faithful.schedule.rate(n) for n in range(100)] == [3e-3] * 100
-    rates = [clean.schedule.rate(n) for n in range(100)]
+    assert [faithful.rate(n) for n in range(100)] == [3e-3] * 100
+    rates = [clean.rate(n) for n in range(100)]
     assert rates[:5] == pytest.approx([3e-3 * n / 5 for n in (1, 2, 3, 4, 5)])
     assert rates[52] == pytest.approx(3e-3 / 2, rel=0.02)
     assert all(later < earlier for earlier, later in pairwise(rates[5:]))
@@ -191,7 +190,7 @@ def test_rate_decay_and_clipping_reach_the_optimiser() -> None:
         weight = nn.Parameter(torch.zeros(4))
         optimiser = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.5)
         for n in range(12):
-            optimiser.param_groups[0]["lr"] = run.training.recipe.schedule.rate(n)
+            optimiser.param_groups[0]["lr"] = run.training.recipe.rate(n)
             weight.grad = torch.softmax(weight.detach(), 0) - torch.tensor([0.0, 1, 0, 0])
             if clip:
                 weight.grad *= min(1.0, clip / float(weight.grad.norm()))

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from hypermlp.batch import Batch
 from hypermlp.mixers import build_mixer
 from hypermlp.models.forecast import Forecaster
 from hypermlp.models.mad import build_model
 from hypermlp.tasks import TASKS
 from hypermlp.tasks.forecast import ForecastSetting, look_up, simple_scores, windows
 from hypermlp.tasks.series import find_series, package_file
-from hypermlp.train.optimisation import Schedule
-from hypermlp.train.training import Recipe, Training
+from hypermlp.train.optimisation import Recipe
+from hypermlp.train.training import Training
 
 TASK = TASKS["forecast"]
 
@@ -115,10 +116,10 @@ def test_a_forecaster_learns_a_season_and_follows_level_and_scale(tmp_path: Path
     net = model(setting)
     assert isinstance(net, Forecaster)
     assert net.segments == setting.seq_len == 8
-    training = Training(net, Recipe(schedule=Schedule(steps=60, lr=1e-2, warmup=5)))
+    training = Training(net, Recipe(steps=60, lr=1e-2, warmup=5))
     for step in range(60):
         (rows,) = TASK.training(setting, 0, step)
-        training.update([(torch.from_numpy(rows.inputs), torch.from_numpy(rows.targets), None)])
+        training.update([Batch(torch.from_numpy(rows.inputs), torch.from_numpy(rows.targets))])
     sets = TASK.open(setting, 0).test
     assert TASK.scores(net, sets, 64, setting)["mse"] < 0.1 * simple_scores(setting)["repeat"]["mse"]
     rows = torch.from_numpy(look_up(setting, sets["test"][0].inputs[:5].numpy())[0])

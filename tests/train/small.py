@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from hypermlp.batch import Batch
 from hypermlp.experiments.configs import configure
 from hypermlp.experiments.train import start
 from hypermlp.models.generate import generate
@@ -29,7 +30,7 @@ from hypermlp.train.checkpoint import Checkpoints
 from hypermlp.train.distributed import World, join
 from hypermlp.train.language import TrainConfig, new_training, train
 from hypermlp.train.metrics import Metrics
-from hypermlp.train.training import Pass, Training, count
+from hypermlp.train.training import Training, count
 
 MODEL = ModelConfig(vocabulary=31, width=16, depth=2, length=12, mixer=("hyperglu", "softmax"))
 TRAIN = TrainConfig(steps=8, batch=8, micro=2, lr=3e-3, warmup=2, evaluate_every=4, save_every=2, sample=5)
@@ -53,10 +54,10 @@ def rows(step: int, count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:, :-1], targets
 
 
-def share(step: int, how: TrainConfig, world: World) -> list[Pass]:
+def share(step: int, how: TrainConfig, world: World) -> list[Batch]:
     """A process's part of a batch."""
     inputs, targets = (part.chunk(world.size)[world.rank].split(how.micro) for part in rows(step))
-    return [(x, y, None) for x, y in zip(inputs, targets, strict=True)]
+    return [Batch(x, y) for x, y in zip(inputs, targets, strict=True)]
 
 
 def write(net: LanguageModel) -> str:
@@ -73,7 +74,7 @@ def go_on(
     latest = checkpoints.latest()
     if latest is not None:
         training.resume(checkpoints.load(latest, training.state()))
-    metrics = Metrics(folder, training.step) if world.main else None
+    metrics = Metrics(folder / "metrics.jsonl", training.step) if world.main else None
     steps = train(
         training,
         how,

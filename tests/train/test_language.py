@@ -13,14 +13,17 @@ import torch.nn.functional as F
 from small import MODEL, TRAIN, config, described, model, rows, share
 from torch import Tensor, nn
 
+from hypermlp.batch import Batch
 from hypermlp.mixers import DISTINCT
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import load_model, save_model, weights
 from hypermlp.train.checkpoint import Checkpoints
 from hypermlp.train.distributed import World
+from hypermlp.train.fit import Fit
 from hypermlp.train.language import new_training, train
 from hypermlp.train.metrics import Metrics, check_loggers, open_loggers, read_metrics
-from hypermlp.train.optimisation import parameter_groups
+from hypermlp.train.optimisation import Recipe, parameter_groups
+from hypermlp.train.run_folder import RunFolder
 
 
 def trained(steps: int = 3, **changes: object) -> tuple[list[float], dict[str, Tensor]]:
@@ -56,10 +59,10 @@ def test_an_update_is_that_of_the_plain_optimiser(clip: float) -> None:
         F.cross_entropy(plain(inputs).flatten(0, 1), targets.flatten()).backward()
         norm = float(nn.utils.clip_grad_norm_(plain.parameters(), clip))
         for group in optimiser.param_groups:
-            group["lr"] = how.recipe.schedule.rate(step)
+            group["lr"] = how.rate(step)
         optimiser.step()
         optimiser.zero_grad()
-        assert training.update([(inputs, targets, None)]).grad_norm == pytest.approx(norm, rel=1e-5)
+        assert training.update([Batch(inputs, targets)]).grad_norm == pytest.approx(norm, rel=1e-5)
     assert training.optimiser.defaults["fused"]
     for name, tensor in weights(plain).items():
         torch.testing.assert_close(weights(training.model)[name], tensor, rtol=1e-3, atol=2e-6)
@@ -68,8 +71,8 @@ def test_an_update_is_that_of_the_plain_optimiser(clip: float) -> None:
 def test_packed_documents_are_kept_apart() -> None:
     inputs, targets = (part[:2] for part in rows(0))
     training = new_training(model(), TRAIN)
-    expected = training.evaluate([(inputs, targets, None)])
-    packed = (inputs.reshape(1, -1), targets.reshape(1, -1), torch.tensor([0, 12, 24], dtype=torch.int32))
+    expected = training.evaluate([Batch(inputs, targets)])
+    packed = Batch(inputs.reshape(1, -1), targets.reshape(1, -1), torch.tensor([0, 12, 24], dtype=torch.int32))
     assert training.evaluate([packed]) == pytest.approx(expected, rel=1e-6)
 
 
@@ -82,10 +85,10 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32() -> None:
 
 def test_the_rate_warms_up_falls_as_a_cosine_and_stays_at_its_end() -> None:
     how = config(steps=100, warmup=10, decay=60, lr=1.0)
-    assert [how.recipe.schedule.rate(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
-    assert how.recipe.schedule.rate(35) == pytest.approx(0.55)
-    assert [how.recipe.schedule.rate(step) for step in (60, 99)] == pytest.approx([0.1, 0.1])
-    assert config(steps=60, warmup=10, lr=1.0).recipe.schedule.rate(35) == how.recipe.schedule.rate(35)
+    assert [how.rate(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
+    assert how.rate(35) == pytest.approx(0.55)
+    assert [how.rate(step) for step in (60, 99)] == pytest.approx([0.1, 0.1])
+    assert config(steps=60, warmup=10, lr=1.0).rate(35) == how.rate(35)
 
 
 @pytest.mark.parametrize("name", sorted(DISTINCT))
@@ -142,20 +145,36 @@ def test_random_numbers_are_a_function_of_the_step() -> None:
         ({"betas": (0.9, 1.0)}, "train.betas"),
         ({"micro": 3}, "train.batch .* divisible by train.micro"),
         ({"precision": "float16"}, "train.precision"),
-        ({"decay": 1}, "train.decay"),
+        ({"decay": 1}, r"train.decay \(1\) must be greater than train.warmup \(2\)"),
+        ({"decayed": "some"}, "train.decayed"),
+        ({"clip": 0.0}, "train.clip"),
+        ({"weight_decay": math.nan}, "train.weight_decay"),
+        ({"sample": -1}, "train.sample"),
+        ({"parallel": "tp"}, "train.parallel"),
     ],
 )
 def test_bad_values_are_refused(changes: dict[str, object], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         config(**changes)
     with pytest.raises(ValueError, match="processes"):
-        config().passes(3)
+        config().share(3)
+
+
+def test_a_recipe_alone_refuses_bad_values_under_its_own_names() -> None:
+    assert Recipe(steps=1, lr=1e-3, clip=None, betas=[0.9, 0.99]).betas == (0.9, 0.99)
+    for changes, rule in [
+        ({"lr": 0.0}, r"^lr \(0.0\) must be positive"),
+        ({"steps": 0}, r"^steps \(0\)"),
+        ({"final": -1}, "^final"),
+    ]:
+        with pytest.raises(ValueError, match=rule):
+            Recipe(**{"steps": 1, "lr": 1e-3, **changes})
 
 
 def test_metrics_go_on_after_a_step_without_gap_or_repetition(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)) + '{"step": 4, "lo')
-    metrics = Metrics(tmp_path, 2)
+    metrics = Metrics(tmp_path / "metrics.jsonl", 2)
     metrics.append({"step": 3, "loss": 1.5})
     metrics.close()
     assert read_metrics(path) == [{"step": 1}, {"step": 2}, {"step": 3, "loss": 1.5}]
@@ -179,7 +198,7 @@ def test_metrics_go_to_tensorboard_where_it_is_installed(tmp_path: Path, monkeyp
     fake = ModuleType("torch.utils.tensorboard")
     fake.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    metrics = Metrics(tmp_path, 4, open_loggers(["tensorboard"], tmp_path, 4, {}))
+    metrics = RunFolder(tmp_path).open_metrics(4, ["tensorboard"], {})
     metrics.append({"step": 5, "loss": 1.5, "sample": "once"})
     metrics.close()
     assert told == [("tensorboard", 5), ("loss", 1.5, 5), ("sample", "once", 5), "closed"]
@@ -210,7 +229,7 @@ def test_metrics_go_to_weights_and_biases_and_a_resumed_run_continues_there(
     fake.init = lambda **options: begun.append(options) or Run()
     monkeypatch.setitem(sys.modules, "wandb", fake)
     for step in (1, 2):
-        metrics = Metrics(tmp_path, step - 1, open_loggers(["wandb"], tmp_path, step - 1, {"train": {"steps": 2}}))
+        metrics = RunFolder(tmp_path).open_metrics(step - 1, ["wandb"], {"train": {"steps": 2}})
         metrics.append({"step": step, "loss": 1.5})
         metrics.close()
     assert told == [({"loss": 1.5}, 1), "finished", ({"loss": 1.5}, 2), "finished"]
@@ -287,4 +306,20 @@ def test_evaluation_and_sampling_are_in_eval_mode_and_restore_the_mode_of_every_
     )
     assert len(list(steps)) == 1
     assert sampled == [False]
+    assert [module.training for module in net.modules()] == modes
+
+
+def test_studies_evaluate_in_eval_mode_and_restore_the_mode_of_every_module() -> None:
+    net = model()
+    net.blocks[1].eval()  # frozen by its user
+    modes = [module.training for module in net.modules()]
+    seen = []
+
+    def evaluate(one: nn.Module) -> dict[str, float]:
+        seen.append(any(module.training for module in one.modules()))
+        return {"loss": 1.0}
+
+    run = Fit(net, TRAIN, lambda step: share(step, TRAIN, World()), evaluate, evaluate_every=1)
+    run.advance()
+    assert seen == [False]
     assert [module.training for module in net.modules()] == modes

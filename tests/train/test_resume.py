@@ -11,10 +11,11 @@ from small import TRAIN, config, contents, described, go_on, model, scenario, sh
 
 from hypermlp import notice
 from hypermlp.models.saved import load_model, weights
-from hypermlp.train.checkpoint import COMPLETE, Checkpoints, complete, export, load_checkpoint, newest, step_of
+from hypermlp.train.checkpoint import COMPLETE, Checkpoints, complete, load_checkpoint, newest, step_of
 from hypermlp.train.distributed import World
 from hypermlp.train.language import new_training
 from hypermlp.train.metrics import Metrics, read_metrics
+from hypermlp.train.run_folder import RunFolder
 
 
 def written(folder: Path) -> dict[str, object]:
@@ -106,7 +107,7 @@ def test_a_damaged_line_of_metrics_is_dropped_with_a_notice(
     with caplog.at_level("INFO", notice.logger.name):
         assert [record["step"] for record in read_metrics(path)] == [1]
     assert "dropped 1 damaged line" in caplog.text
-    Metrics(tmp_path, 1).close()
+    Metrics(tmp_path / "metrics.jsonl", 1).close()
     assert path.read_bytes().count(b"\n") == 1
 
 
@@ -151,7 +152,7 @@ def test_what_is_saved_while_training_goes_on_is_the_state_at_that_step(tmp_path
 def test_an_exported_checkpoint_is_a_saved_model(tmp_path: Path) -> None:
     training = go_on(tmp_path, until=1)
     checkpoint = newest(tmp_path / "checkpoints")
-    export(checkpoint, tmp_path / "model")
+    RunFolder(tmp_path).save_model()
     for found in (load_model(tmp_path / "model"), load_checkpoint(checkpoint)):
         for name, tensor in weights(training.model).items():
             assert torch.equal(weights(found)[name], tensor)
@@ -160,3 +161,14 @@ def test_an_exported_checkpoint_is_a_saved_model(tmp_path: Path) -> None:
 def test_no_file_of_a_checkpoint_can_hold_code(tmp_path: Path) -> None:
     go_on(tmp_path, until=1)
     assert {path.suffix for path in newest(tmp_path / "checkpoints").iterdir()} == {".safetensors", ".json"}
+
+
+def test_a_damaged_run_json_is_named_and_a_missing_one_says_nothing(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert run.read() == {}
+    run.write({"config": {}})
+    assert run.read() == {"config": {}}
+    for damaged in ('{"config": {', "[]"):
+        run.run.write_text(damaged)
+        with pytest.raises(ValueError, match=r"run\.json .* restore it, or move its folder away"):
+            run.read()

@@ -129,10 +129,10 @@ def export(
 ) -> None:
     """Save the newest checkpoint as a model that this package and Hugging Face's Auto classes load."""
     from hypermlp.mixers.own import adopt
-    from hypermlp.train.checkpoint import export_newest
+    from hypermlp.train.run_folder import RunFolder
 
     adopt(own or ())
-    say(new_console(), f"{export_newest(run, out)} → {out}")
+    say(new_console(), f"{RunFolder(run).export(out)} → {out}")
 
 
 data = typer.Typer(help="Text to train language models on.", no_args_is_help=True)

@@ -21,8 +21,6 @@ from hypermlp.report.style import save
 from hypermlp.report.terminal import say, status
 from hypermlp.report.training import curves, line, plan_table, printable, sample_panel, state_table
 from hypermlp.train.distributed import World, join
-from hypermlp.train.metrics import read_metrics
-from hypermlp.train.run_folder import METRICS, MODEL
 from hypermlp.train.training import Step
 
 PICTURE = "loss.png"
@@ -107,8 +105,9 @@ def follow(console: Console, run: Run) -> None:
 
 
 def conclude(console: Console, run: Run) -> None:
-    records = read_metrics(run.out / METRICS)
-    picture = save(curves({"": records}), run.out / PICTURE) if records else None
+    folder = run.folder
+    records = folder.read_metrics()
+    picture = save(curves({"": records}), folder.path / PICTURE) if records else None
     if run.stopped:
         say(console, f"Stopped after step {run.training.step} with a checkpoint; the same command with --resume resumes there")
         return
@@ -120,7 +119,7 @@ def conclude(console: Console, run: Run) -> None:
             f"Validation loss {last['validation']:.4f} after step {last['step']} "
             f"(it was {first['validation']:.4f} after step {first['step']})",
         )
-    say(console, f"Model: {run.out / MODEL}   Numbers: {run.out / METRICS}   Curves: {picture}")
+    say(console, f"Model: {folder.model}   Numbers: {folder.metrics}   Curves: {picture}")
 
 
 def write(console: Console, folder: Path, prompt: str, count: int, **options: Any) -> None:

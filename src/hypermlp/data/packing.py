@@ -19,15 +19,14 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from hypermlp.batch import Batch
 from hypermlp.checks import divisible
 from hypermlp.config import IGNORED
 from hypermlp.data.corpus import Corpus, SplitName
@@ -35,14 +34,19 @@ from hypermlp.data.corpus import Corpus, SplitName
 Ints = NDArray[np.int64]
 
 
-class Batch(NamedTuple):
-    inputs: Tensor  # B T; by documents 1 B·T
-    targets: Tensor  # the same shape
-    cu_seqlens: Tensor | None = None  # by documents: where each one begins, and B·T
-
-
 class Batches:
-    """Batches of `batch` rows of `context` tokens; process `rank` of `world` gets its share of the same rows."""
+    """Batches by step, a share of each for every process.
+
+    Args:
+        corpus: the text, and its tokenizer.
+        split: which part of it.
+        context: tokens of a row.
+        batch: rows of a step, over all processes.
+        micro: rows of a pass of one process; None: all of its share.
+        seed: of the order of the rows; None: one epoch, in order.
+        documents: keep documents apart.
+        rank, world: which process of how many.
+    """
 
     def __init__(
         self,
@@ -51,13 +55,14 @@ class Batches:
         *,
         context: int,
         batch: int,
+        micro: int | None = None,
         seed: int | None,
         documents: bool = False,
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        for name, value in {"context": context, "batch": batch, "world": world}.items():
-            if value < 1:
+        for name, value in {"context": context, "batch": batch, "micro": micro, "world": world}.items():
+            if value is not None and value < 1:
                 raise ValueError(f"{name} ({value}) must be at least 1")
         divisible("batch", batch, world, f"world ({world}), the number of processes")
         if not 0 <= rank < world:
@@ -69,7 +74,8 @@ class Batches:
                 "token after it; give a shorter context, more text, or hold out another share for validation"
             )
         self.end, self.context, self.batch, self.seed = corpus.tokenizer.end, context, batch, seed
-        self.mine = range(rank * batch // world, (rank + 1) * batch // world)
+        self.rank, self.world = rank, world
+        self.together = batch if micro is None else micro * world  # rows of a pass, over all processes
         self.packed = pack(self.tokens.ends, context) if documents else None
         self.rows = len(self.packed.first) - 1 if self.packed else -(-len(self.tokens) // context)
 
@@ -77,23 +83,27 @@ class Batches:
         """Steps of an epoch; with a seed, the last one may begin the next."""
         return -(-self.rows // self.batch)
 
-    def steps(self, start: int = 0) -> Iterator[Batch]:
-        """The batches from a step on: endless with a seed, otherwise to the end of the epoch."""
-        step = start
-        while self.seed is not None or step < len(self):
-            yield self.at(step)
-            step += 1
+    def passes(self, step: int) -> list[Batch]:
+        """This process's share of the batch of a step; all steps cost the same.
 
-    def at(self, step: int) -> Batch:
-        """The batch of a step; all cost the same."""
+        The processes share the rows of every pass, so that all have equally many; passes behind the only epoch are left out.
+        """
         if step < 0:
             raise ValueError(f"step ({step}) must be at least 0")
-        inputs = np.full((len(self.mine), self.context), self.end, np.int64)
+        first, end = step * self.batch, (step + 1) * self.batch
+        begins = range(first, end if self.seed is not None else min(end, self.rows), self.together)
+        return [self.read(range(begin, min(begin + self.together, end))) for begin in begins]
+
+    def read(self, shared: range) -> Batch:
+        """This process's share of rows, which are counted over all epochs."""
+        each = len(shared) // self.world
+        rows = shared[self.rank * each : (self.rank + 1) * each]
+        inputs = np.full((each, self.context), self.end, np.int64)
         targets = np.full_like(inputs, IGNORED)
         begins: list[int] = []
-        for row, place in enumerate(self.mine):
+        for row, number in enumerate(rows):
             at = 0
-            for start, length, last in self.pieces(step * self.batch + place):
+            for start, length, last in self.pieces(number):
                 found = self.tokens.read(start, start + length + 1)
                 following = found[1:length] if last else found[1:]
                 inputs[row, at : at + length] = found[:length]

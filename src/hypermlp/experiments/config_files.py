@@ -74,10 +74,10 @@ def to_text(value: Any) -> str:
 
 
 def to_toml(values: dict[str, dict[str, Any]]) -> str:
-    """A configuration (RunConfig.to_dict) as TOML. Fields that are None, which TOML cannot say, are left at their default."""
+    """A configuration (RunConfig.to_dict) as TOML. It has no word for None, which is written as on the command line."""
     sections = []
     for part, fields in values.items():
-        lines = [f"{name} = {toml_value(value)}" for name, value in fields.items() if value is not None]
+        lines = [f"{name} = {toml_value(value)}" for name, value in fields.items()]
         sections.append("\n".join([f"[{part}]", *lines]))
     return "\n\n".join(sections) + "\n"
 
@@ -85,4 +85,4 @@ def to_toml(values: dict[str, dict[str, Any]]) -> str:
 def toml_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
-    return json.dumps(value, ensure_ascii=False)  # texts, numbers, true and false are written alike
+    return json.dumps("none" if value is None else value, ensure_ascii=False)  # all others are written alike

@@ -16,6 +16,7 @@ from hypermlp import notice
 from hypermlp.data.corpus import INDEX, read_index
 from hypermlp.data.tokenizers import find_tokenizer
 from hypermlp.experiments.config_files import PARTS, SUFFIXES, is_config_file, read_config_file
+from hypermlp.files import TOKENIZER
 from hypermlp.mixers import own
 from hypermlp.mixers.labels import SAME
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, match_inner_width
@@ -59,7 +60,7 @@ class RunConfig:
         return self.train.steps * self.train.batch * self.data.context
 
     def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "model": self.model.to_dict()}
+        return {"model": self.model.to_dict(), "data": dataclasses.asdict(self.data), "train": self.train.to_dict()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunConfig:
@@ -76,7 +77,7 @@ def paper(width: int, tokens: float) -> RunConfig:
     update = batch * context
     return RunConfig(
         model=ModelConfig(vocabulary=32000, width=width, depth=24, length=context),
-        data=DataConfig(corpus="hub:HuggingFaceFW/fineweb-edu", tokenizer="tokenizer.json", context=context),
+        data=DataConfig(corpus="hub:HuggingFaceFW/fineweb-edu", tokenizer=TOKENIZER, context=context),
         train=TrainConfig(
             steps=round(tokens / update),
             batch=batch,
@@ -104,7 +105,7 @@ CONFIGS: dict[str, RunConfig] = {
     # Table 1: GPT-2 small with NanoGPT's settings, of whose 600,000 steps the paper takes 80 × 500.
     "nanogpt-owt2": RunConfig(
         model=ModelConfig(vocabulary=50304, width=768, depth=12, length=1024, style="gpt2"),
-        data=DataConfig(corpus="openwebtext2", tokenizer="tokenizer.json", context=1024),
+        data=DataConfig(corpus="openwebtext2", tokenizer=TOKENIZER, context=1024),
         train=TrainConfig(
             steps=40_000,
             batch=480,
@@ -275,7 +276,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 def fields() -> dict[str, Any]:
     """The fields that can be changed, with their types."""
     parts = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
-    return {f"{part}.{name}": kind for part, made in parts.items() for name, kind in get_type_hints(made).items()}
+    return {f"{part}.{f.name}": get_type_hints(made)[f.name] for part, made in parts.items() for f in dataclasses.fields(made)}
 
 
 def parse(kind: Any, text: str) -> Any:

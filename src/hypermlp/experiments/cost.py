@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hypermlp.batch import Batch
 from hypermlp.bench import flops, memory
 from hypermlp.experiments.configs import RunConfig, build_without_memory
 from hypermlp.models.lm import Block, LanguageModel, ModelConfig, count_parameters
 from hypermlp.train.distributed import World
 from hypermlp.train.language import language_model, new_training
-from hypermlp.train.training import Pass, Training
+from hypermlp.train.training import Training
 
 LARGEST_TRIAL = {"cpu": 2e11, "cuda": 2e13}  # operations that are measured: a few seconds
 
@@ -35,11 +36,11 @@ class Cost:
 
 def estimate_cost(config: RunConfig, processes: int = 1) -> Cost:
     """Only the seconds, and the memory of activations, are measured; on the device that would be used."""
-    passes = config.train.passes(processes)
+    share = config.train.share(processes)
     parameters = by_component(build_without_memory(config.model))
     total = sum(parameters.values())
     needed, uncounted = operations(config.model, config.data.context)
-    share = processes if config.train.parallel == "fsdp" else 1
+    holders = processes if config.train.parallel == "fsdp" else 1  # of one copy of the model
     found = measure(config, total)
     return Cost(
         parameters=parameters,
@@ -49,12 +50,12 @@ def estimate_cost(config: RunConfig, processes: int = 1) -> Cost:
         flops={name: value * config.tokens for name, value in needed.items()},
         uncounted=uncounted,
         memory={
-            "parameters": 4 * total / share,
-            "gradients": 4 * total / share,
-            "optimiser": 8 * total / share,
+            "parameters": 4 * total / holders,
+            "gradients": 4 * total / holders,
+            "optimiser": 8 * total / holders,
             "activations": activations(config, found.block_bytes),
         },
-        seconds=config.train.steps * passes * config.train.micro * config.data.context * found.seconds,
+        seconds=config.train.steps * share * config.data.context * found.seconds,
         measured=found.what,
     )
 
@@ -130,11 +131,10 @@ def time_step(training: Training, rows: int, length: int) -> tuple[float, float]
     tokens = torch.randint(model.config.vocabulary, (rows, length))
     x = torch.randn(rows, length, model.config.width, device=training.world.device)
     kept = kept_bytes(model.blocks[0], x, training.autocast)
-    one: Pass = (tokens, tokens, None)
     seconds = []
     for _ in range(2):
         begin = time.perf_counter()
-        training.update([one])
+        training.update([Batch(tokens, tokens)])
         seconds.append(time.perf_counter() - begin)
     return min(seconds), kept / tokens.numel()
 

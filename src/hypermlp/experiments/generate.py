@@ -12,18 +12,18 @@ from hypermlp import notice
 from hypermlp.data.corpus import INDEX, Corpus, open_corpus, read_corpus
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import Tokenizer, read_tokenizer
-from hypermlp.files import TOKENIZER, read_json
+from hypermlp.files import TOKENIZER
 from hypermlp.models.generate import stream
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import CONFIG, load_model
-from hypermlp.train.checkpoint import complete, load_checkpoint, newest, step_of
-from hypermlp.train.run_folder import CHECKPOINTS, MODEL, RUN
+from hypermlp.train.checkpoint import load_checkpoint
+from hypermlp.train.run_folder import RunFolder
 
 
 def open_model(folder: Path) -> tuple[LanguageModel, Tokenizer]:
     """A model and its tokenizer from a saved model or a training run: its finished model, else its newest checkpoint."""
     saved = find_saved(folder)
-    source = saved or newest(folder / CHECKPOINTS)
+    source = saved or RunFolder(folder).newest()
     if source is None:
         raise ValueError(f"{folder} holds neither a saved model ({CONFIG}) nor a training run with a checkpoint")
     if not (source / TOKENIZER).is_file():
@@ -34,15 +34,7 @@ def open_model(folder: Path) -> tuple[LanguageModel, Tokenizer]:
 
 def find_saved(folder: Path) -> Path | None:
     """The folder of a saved model: this one, or that of a training run, unless the run was resumed and is not finished."""
-    if (folder / CONFIG).is_file():
-        return folder
-    finished = folder / MODEL
-    if not (finished / CONFIG).is_file():
-        return None
-    latest = next(iter(complete(folder / CHECKPOINTS)), None)
-    if latest is None or not (folder / RUN).is_file():
-        return finished
-    return finished if step_of(latest) >= read_json(folder / RUN)["config"]["train"]["steps"] else None
+    return folder if (folder / CONFIG).is_file() else RunFolder(folder).finished_model()
 
 
 def write_text(

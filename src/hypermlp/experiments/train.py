@@ -1,4 +1,4 @@
-"""A training run: data, model and training joined in a folder of its own (train/run_folder.py says what lies there)."""
+"""A training run: data, model and training joined in a folder of its own (train/run_folder.py)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import torch
 
 from hypermlp import notice
+from hypermlp.batch import Batch
 from hypermlp.data.corpus import INDEX, SPLITS, Corpus, SplitName, open_corpus, read_corpus
 from hypermlp.data.packing import Batches
 from hypermlp.data.shards import prepare
@@ -20,26 +21,24 @@ from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import Tokenizer, find_tokenizer
 from hypermlp.experiments.configs import DataConfig, RunConfig, count
 from hypermlp.experiments.generate import open_model, write_text
-from hypermlp.files import LOCK, TOKENIZER, lock, read_json, write_json
+from hypermlp.files import TOKENIZER
 from hypermlp.interrupts import stop_signals
 from hypermlp.mixers import own
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import CONFIG, MODEL_TYPE
 from hypermlp.provenance import provenance
-from hypermlp.train.checkpoint import Checkpoints, export, newest
+from hypermlp.train.checkpoint import Checkpoints
 from hypermlp.train.distributed import World
-from hypermlp.train.language import new_training, train
-from hypermlp.train.metrics import Metrics, check_loggers, open_loggers
-from hypermlp.train.run_folder import CHECKPOINTS, CORPUS, MODEL, RUN
-from hypermlp.train.training import Pass, Step, Training
+from hypermlp.train.language import TrainConfig, new_training, train
+from hypermlp.train.metrics import check_loggers
+from hypermlp.train.optimisation import Recipe
+from hypermlp.train.run_folder import RunFolder
+from hypermlp.train.training import Step, Training
 
 IN_MEMORY = 2**26  # bytes of text up to which a corpus is tokenised at every start
 SHARED = ("vocabulary", "width", "depth", "mixer", "style", "tied")  # of a model and the one it begins with
 # Fields that change how a run is computed, watched and kept, not what it computes.
-FREE = (
-    *("micro", "parallel", "checkpointing", "save_every", "keep", "asynchronous"),
-    *("evaluate_every", "evaluate_batches", "sample"),
-)
+FREE = {f.name for f in dataclasses.fields(TrainConfig)} - {f.name for f in dataclasses.fields(Recipe)} - {"batch"}
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,11 @@ class Run:
     """A run that is ready to train."""
 
     config: RunConfig
-    out: Path
+    folder: RunFolder
     world: World
     corpus: Corpus
-    batches: Batches  # of training, a pass of every process at a time
-    validation: Sequence[Pass]
+    batches: Batches  # of training
+    validation: Sequence[Batch]
     training: Training
     parameters: int
     checkpoints: Checkpoints
@@ -68,14 +67,13 @@ class Run:
         """Train; SIGTERM and Ctrl-C end it after the step it is at, with a checkpoint."""
         metrics = None
         if self.world.main:
-            opened = open_loggers(self.loggers, self.out, self.training.step, self.config.to_dict())
-            metrics = Metrics(self.out, self.training.step, opened)
+            metrics = self.folder.open_metrics(self.training.step, self.loggers, self.config.to_dict())
         try:
             with stop_signals("stopping, saving a checkpoint …" if self.world.main else None) as signals:
                 yield from train(
                     self.training,
                     self.config.train,
-                    self.batch,
+                    self.batches.passes,
                     self.checkpoints,
                     metrics,
                     validation=self.validation,
@@ -83,18 +81,12 @@ class Run:
                     stopping=lambda: bool(signals),
                 )
             if self.world.main and not self.stopped:
-                checkpoint = newest(self.checkpoints.folder)
-                assert checkpoint is not None
-                export(checkpoint, self.out / MODEL)
+                self.folder.save_model()
         finally:
             if metrics is not None:
                 metrics.close()
             if self.lock is not None:
                 self.lock.close()
-
-    def batch(self, step: int) -> Sequence[Pass]:
-        passes = self.config.train.passes(self.world.size)
-        return [self.batches.at(step * passes + i) for i in range(passes)]
 
     def sample(self, model: LanguageModel) -> str:
         return "".join(write_text(model, self.corpus.tokenizer, "", self.config.train.sample, seed=self.config.train.seed))
@@ -122,12 +114,13 @@ def start(
     if begin is not None:
         trained, tokenizer = trained_model(config, begin, lag_extension)
         config = dataclasses.replace(config, model=trained.config)  # its own sizes, whatever the name stands for
-    config.train.passes(world.size)  # a batch that cannot be divided fails here,
+    config.train.share(world.size)  # a batch that cannot be divided fails here,
     parameters = count(config.model)  # and a model that cannot be built here
-    held = take(out, resume) if world.main else None
+    folder = RunFolder(out)
+    held = folder.take(resume) if world.main else None
     world.share(None)  # others wait for the folder
     try:
-        corpus = find_corpus(config.data, out, world)
+        corpus = find_corpus(config.data, folder.corpus, world)
         if corpus.tokenizer.vocabulary > config.model.vocabulary:
             raise ValueError(
                 f"the tokenizer has {corpus.tokenizer.vocabulary} tokens, more than model.vocabulary "
@@ -138,7 +131,7 @@ def start(
         batches, validation = (make_batches(config, corpus, split, world) for split in SPLITS)
         if world.main:
             source = {} if begin is None else {"begin": {"model": str(begin), "lag_extension": lag_extension}}
-            write_down(config, corpus, parameters, out, source)
+            write_down(config, corpus, parameters, folder, source)
         world.share(None)
         torch.manual_seed(config.train.seed)
         model = trained or LanguageModel(config.model)
@@ -147,13 +140,13 @@ def start(
             CONFIG: json.dumps({"model_type": MODEL_TYPE, **config.model.to_dict()}, indent=2),
             TOKENIZER: json.dumps(corpus.tokenizer.to_dict()),
         }
-        checkpoints = Checkpoints(out / CHECKPOINTS, world, keep=config.train.keep, files=files)
+        checkpoints = folder.open_checkpoints(world, config.train.keep, files)
         latest = checkpoints.latest()
         if latest is not None:
             training.resume(checkpoints.load(latest, training.state()))
-        passes = config.train.evaluate_batches * config.train.passes(world.size)
-        held_out = [validation.at(i) for i in range(min(len(validation), passes))]
-        return Run(config, out, world, corpus, batches, held_out, training, parameters, checkpoints, held, loggers, begin)
+        steps = range(min(len(validation), config.train.evaluate_batches))
+        held_out = [one for step in steps for one in validation.passes(step)]
+        return Run(config, folder, world, corpus, batches, held_out, training, parameters, checkpoints, held, loggers, begin)
     except BaseException:
         if held is not None:
             held.close()
@@ -176,7 +169,8 @@ def make_batches(config: RunConfig, corpus: Corpus, split: SplitName, world: Wor
         corpus,
         split,
         context=config.data.context,
-        batch=config.train.micro * world.size,
+        batch=config.train.batch,
+        micro=config.train.micro,
         seed=config.train.seed if split == "train" else None,
         documents=config.data.documents,
         rank=world.rank,
@@ -184,20 +178,7 @@ def make_batches(config: RunConfig, corpus: Corpus, split: SplitName, world: Wor
     )
 
 
-def take(out: Path, resume: bool) -> TextIO:
-    """Make the folder and lock it until this process ends."""
-    used = out.exists() and any(path.name not in (LOCK, CORPUS) for path in out.iterdir())
-    if resume and not used and not (out / CORPUS).exists():
-        raise ValueError(f"{out} holds no training run to resume; give its folder, or leave out --resume to start one there")
-    if used and not (out / RUN).is_file():
-        raise ValueError(f"{out} holds other files; give a new folder")
-    if used and not resume:
-        raise ValueError(f"{out} holds a run already; resume it (--resume), or give a new folder")
-    out.mkdir(parents=True, exist_ok=True)
-    return lock(out)
-
-
-def write_down(config: RunConfig, corpus: Corpus, parameters: int, out: Path, source: dict[str, Any]) -> None:
+def write_down(config: RunConfig, corpus: Corpus, parameters: int, folder: RunFolder, source: dict[str, Any]) -> None:
     """Add this start to run.json; refused if it would compute something else than earlier starts."""
     described = {
         "name": corpus.name,
@@ -206,14 +187,12 @@ def write_down(config: RunConfig, corpus: Corpus, parameters: int, out: Path, so
     }
     code = own.adopt(dict.fromkeys(config.model.mixers))  # what the caller named, and has registered
     new = json.loads(json.dumps({"config": config.to_dict(), "corpus": described, "own": code, **source}))
-    path = out / RUN
-    starts = []
-    if path.is_file():
-        old = read_json(path)
-        starts = old.pop("starts")
+    old = folder.read()
+    starts = old.pop("starts", [])
+    if old:
         old.pop("parameters", None)
-        check_same(old, new, out)
-    write_json(path, {**new, "parameters": parameters, "starts": [*starts, provenance(config.train.seed)]})
+        check_same(old, new, folder.path)
+    folder.write({**new, "parameters": parameters, "starts": [*starts, provenance(config.train.seed)]})
 
 
 def check_same(old: dict[str, Any], new: dict[str, Any], out: Path) -> None:
@@ -240,9 +219,9 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
     return {key: v for part, inner in value.items() for key, v in flat(inner, f"{name}.{part}".removeprefix(".")).items()}
 
 
-def find_corpus(data: DataConfig, out: Path, world: World) -> Corpus:
+def find_corpus(data: DataConfig, shards: Path, world: World) -> Corpus:
     """Open a prepared corpus, or tokenise: a small one in memory, a large one once, into shards in the run's folder."""
-    prepared = next((folder for folder in (Path(data.corpus), out / CORPUS) if (folder / INDEX).is_file()), None)
+    prepared = next((folder for folder in (Path(data.corpus), shards) if (folder / INDEX).is_file()), None)
     if prepared is not None:
         return open_corpus(prepared)
     source = find_source(data.corpus)
@@ -251,5 +230,5 @@ def find_corpus(data: DataConfig, out: Path, world: World) -> Corpus:
         return read_corpus(source, tokenizer)
     if world.size > 1:
         raise ValueError(f"data.corpus ({data.corpus}) is large; prepare it once, then give the folder of the prepared one")
-    notice.once(f"tokenising {data.corpus} into {out / CORPUS}; if that is stopped, the same command continues it")
-    return prepare(source, out / CORPUS, tokenizer, workers=os.cpu_count() or 1, provenance=provenance())
+    notice.once(f"tokenising {data.corpus} into {shards}; if that is stopped, the same command continues it")
+    return prepare(source, shards, tokenizer, workers=os.cpu_count() or 1, provenance=provenance())

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hypermlp.config import IGNORED
+from hypermlp.report.shown import Shown, how_shown
 from hypermlp.tasks.base import Task
 
 COLOURS = {
@@ -27,31 +28,31 @@ OTHER = "magenta"  # tokens with a meaning of their own, such as copy
 
 def show(console: Console, task: Task, count: int, seed: int) -> None:
     """Print `count` test rows of a small version of the task: inputs, targets, and a mark under what counts."""
-    setting = dataclasses.replace(task.shown, num_test=count)
-    console.print(Text(task.name, style="bold"), task.question, sep=": ", highlight=False)
-    if lines := task.sketch(setting, count, seed):
-        for sketched in lines:
+    look = how_shown(task)
+    setting = dataclasses.replace(task.baseline, **look.small, num_test=count)
+    console.print(Text(task.name, style="bold"), f"{look.asks} {look.note}".strip(), sep=": ", highlight=False)
+    if look.sketch is not None:
+        for sketched in look.sketch(task, setting, count, seed):
             console.print(sketched, highlight=False, markup=False)
         return
-    console.print(legend(task, setting))
+    console.print(legend(look, setting))
     for name, groups in task.evaluation(setting, seed, "test").items():
-        shown = [pair for group in groups for pair in zip(group.inputs.tolist(), group.targets.tolist(), strict=True)]
+        pairs = [pair for group in groups for pair in zip(group.inputs.tolist(), group.targets.tolist(), strict=True)]
         if name != "test":
             console.print(f"\n{name}", style="dim", highlight=False)
-        for row, target in shown[:count]:
+        for row, target in pairs[:count]:
             console.print()
-            for line in example(task, setting, row, target, console.width):
+            for line in example(look, setting, row, target, console.width):
                 console.print(line, no_wrap=True)
     size, full = (f"vocab_size {s.vocab_size}, seq_len {s.seq_len}" for s in (setting, task.baseline))
     whose = "the benchmark's baseline" if task.family == "mad" else "the baseline"
     console.print(f"\nHere {size}; {whose} has {full}.", highlight=False)
 
 
-def legend(task: Task, setting: Any) -> Text:
-    roles = task.roles(setting).items()
+def legend(look: Shown, setting: Any) -> Text:
     parts = []
-    for role, tokens in roles:
-        parts.append(Text(f"{role} {span([task.spell(setting, token) for token in tokens])}", style=COLOURS.get(role, OTHER)))
+    for role, tokens in look.roles(setting).items():
+        parts.append(Text(f"{role} {span([look.spell(setting, token) for token in tokens])}", style=COLOURS.get(role, OTHER)))
     return Text("   ").join([*parts, Text("· does not count")])
 
 
@@ -65,11 +66,11 @@ def is_range(names: Sequence[str]) -> bool:
     return all(name.isdigit() for name in names) or all(len(name) == 1 and name.isalpha() for name in names)
 
 
-def example(task: Task, setting: Any, inputs: list[int], targets: list[int], width: int) -> list[Text]:
+def example(look: Shown, setting: Any, inputs: list[int], targets: list[int], width: int) -> list[Text]:
     """Three lines, or as many times three as the width needs."""
-    named = {token: task.spell(setting, token) for token in (*inputs, *(target for target in targets if target != IGNORED))}
-    cell = max(len(name) for name in (*named.values(), task.spell(setting, setting.vocab_size - 1))) + 1
-    colour = {token: COLOURS.get(role, OTHER) for role, tokens in task.roles(setting).items() for token in tokens}
+    named = {token: look.spell(setting, token) for token in (*inputs, *(target for target in targets if target != IGNORED))}
+    cell = max(len(name) for name in (*named.values(), look.spell(setting, setting.vocab_size - 1))) + 1
+    colour = {token: COLOURS.get(role, OTHER) for role, tokens in look.roles(setting).items() for token in tokens}
     step = max(1, (width - len("targets")) // cell)
     lines = []
     for start in range(0, len(inputs), step):

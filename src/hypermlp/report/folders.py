@@ -29,8 +29,7 @@ from hypermlp.studies.folder import read_lines
 from hypermlp.studies.protocol import VERSIONS, read_versions, registration_problems
 from hypermlp.studies.search import PHASE, Choice, Outcome, Place, Search, choose, place_of, read_search
 from hypermlp.tasks import TASKS
-from hypermlp.train.metrics import read_metrics
-from hypermlp.train.run_folder import METRICS, RUN
+from hypermlp.train.run_folder import RUN, RunFolder
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,8 @@ class Part:
 def read_studies(folder: Path) -> list[Study]:
     """The studies below `folder`."""
     parts = [part for path in sorted(folder.rglob("runs.jsonl")) for part in read_parts(folder, path)]
-    trained = [path.parent for path in sorted(folder.rglob(RUN)) if (path.parent / METRICS).exists()]
-    parts += [read_training(folder, path) for path in trained]
+    trained = [RunFolder(path.parent) for path in sorted(folder.rglob(RUN))]
+    parts += [read_training(folder, run) for run in trained if run.metrics.exists()]
     groups: dict[str, list[list[Part]]] = {"mad": [], "language": [], "tasks": []}
     for part in parts:
         group = next((g for g in groups[part.kind] if g[0].rules == part.rules), None)
@@ -118,13 +117,13 @@ def read_parts(root: Path, path: Path) -> list[Part]:
     return found
 
 
-def read_training(root: Path, path: Path) -> Part:
+def read_training(root: Path, run: RunFolder) -> Part:
     """A training run as one language record; runs that differ in mixer, size, learning rate and seed alone are compared."""
-    head = json.loads((path / RUN).read_text())
+    head = run.read()
     config = head["config"]
     model, how = dict(config["model"]), dict(config["train"])
     mixer, inner, size = model.pop("mixer"), model.pop("inner"), model.pop("size")
-    points = read_metrics(path / METRICS)
+    points = run.read_metrics()
     curve = [{"step": p["step"], "train_loss": p["loss"], "loss": p["validation"]} for p in points if "validation" in p]
     tokens = how["batch"] * config["data"]["context"]
     name = mixer if isinstance(mixer, str) else "+".join(mixer)
@@ -143,7 +142,7 @@ def read_training(root: Path, path: Path) -> Part:
         "metrics": None,
     }
     plan = {"study": "training", **config["data"], **model, **how}
-    return Part(path.relative_to(root).as_posix(), "language", plan, head["starts"], [record], 0)
+    return Part(run.path.relative_to(root).as_posix(), "language", plan, head["starts"], [record], 0)
 
 
 def is_run(record: Record, kind: object) -> bool:

@@ -11,25 +11,18 @@ from rich.text import Text
 
 from hypermlp.experiments import paper
 from hypermlp.report.estimates import NONE, Estimate, estimate, interval, seeds_text, spread_rule, spread_text
+from hypermlp.report.shown import SHOWN, how_shown
 from hypermlp.report.study import AVERAGE, LOSS, Study, evaluations_until, full_name, title_of
 from hypermlp.report.terminal import Column as Head
 from hypermlp.report.terminal import say, show_table
 from hypermlp.tasks import TASKS
+from hypermlp.tasks.mad import MAD
 
-TITLES = {
-    "compression": "Compression",
-    "fuzzy-recall": "Fuzzy recall",
-    "in-context-recall": "In-context recall",
-    "memorization": "Memorisation",
-    "noisy-recall": "Noisy recall",
-    "selective-copying": "Selective copying",
-    AVERAGE: "MAD average",
-    LOSS: "Loss",
-}
+TITLES = {**{task: SHOWN[task].title for task in MAD}, AVERAGE: "MAD average", LOSS: "Loss"}
 
 
 def task_title(task: str) -> str:
-    return TITLES.get(task) or (TASKS[task].title if task in TASKS else "") or task
+    return TITLES.get(task) or (how_shown(TASKS[task]).title if task in TASKS else task)
 
 
 @dataclass(frozen=True)

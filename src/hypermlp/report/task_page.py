@@ -12,6 +12,7 @@ from hypermlp.report.charts import COLOURS, Axis, Chart, Line, numeric_axis
 from hypermlp.report.curves import chart_lines, how_drawn
 from hypermlp.report.estimates import NONE, Estimate, estimate, interval
 from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, table, words
+from hypermlp.report.shown import how_shown, unit_of
 from hypermlp.report.study import Study
 from hypermlp.report.table1 import task_title
 from hypermlp.tasks import TASKS
@@ -29,7 +30,7 @@ def runs(study: Study, mixer: str, setting: str) -> list[Record]:
 
 def unit(study: Study) -> tuple[float, int, str]:
     """What a score is multiplied by, its digits, and how it is called."""
-    return (100, 1, "accuracy, %") if study.measure == "accuracy" else (1, 4, study.measure)
+    return unit_of(study.measure)
 
 
 def summary(study: Study) -> str:
@@ -51,9 +52,8 @@ def summary(study: Study) -> str:
         "training time": duration(sum(record.get("seconds") or 0 for record in study.records)) + " over all runs",
     }
     if task in TASKS:
-        known = {"task": TASKS[task].description, **known}
-        if TASKS[task].published:
-            known["published"] = TASKS[task].published
+        look = how_shown(TASKS[task])
+        known = {"task": look.asks, **known} | ({"published": look.published} if look.published else {})
     return paragraph(lead, "lead") + facts(known)
 
 

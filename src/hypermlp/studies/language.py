@@ -17,8 +17,9 @@ from statistics import fmean
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from hypermlp.batch import Batch
 from hypermlp.checks import choose_from
 from hypermlp.config import IGNORED
 from hypermlp.data.corpus import Corpus, SplitName, open_corpus, read_corpus
@@ -31,8 +32,7 @@ from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, pub
 from hypermlp.studies.study import Study
 from hypermlp.studies.worker import RunContext, Work, run_to_the_end
 from hypermlp.train.fit import Fit
-from hypermlp.train.optimisation import Decayed, Schedule
-from hypermlp.train.training import Pass, Recipe
+from hypermlp.train.optimisation import Decayed, Recipe
 
 LAST = 5  # evaluations whose mean is the final loss
 
@@ -78,9 +78,12 @@ class LanguageStudy(Study):
 
     @property
     def recipe(self) -> Recipe:
-        warmup = math.ceil(self.warmup * self.steps)
         return Recipe(
-            schedule=Schedule(steps=self.steps, lr=self.lr, warmup=warmup, decay=self.decay, final=self.final),
+            steps=self.steps,
+            lr=self.lr,
+            warmup=math.ceil(self.warmup * self.steps),
+            decay=self.decay,
+            final=self.final,
             weight_decay=self.weight_decay,
             decayed=self.decayed,
             betas=self.betas,
@@ -144,7 +147,7 @@ def nanogpt() -> dict[str, Any]:
         "decay": how.decay,
         "final": how.final,
         "betas": how.betas,
-        "decayed": how.recipe.decayed,
+        "decayed": how.decayed,
         "precision": how.precision,
     }
 
@@ -218,13 +221,13 @@ def load_corpus(corpus: str) -> Corpus:
 
 
 @lru_cache(maxsize=1)
-def load_samples(study: LanguageStudy) -> dict[str, tuple[tuple[Tensor, Tensor], ...]]:
+def load_samples(study: LanguageStudy) -> dict[str, list[Batch]]:
     """The batches that evaluations look at, the same in all runs."""
     rows = study.micro or study.batch
 
-    def sample(split: SplitName) -> tuple[tuple[Tensor, Tensor], ...]:
+    def sample(split: SplitName) -> list[Batch]:
         batches = Batches(load_corpus(study.corpus), split, context=study.length, batch=rows, seed=1_000_003)
-        return tuple(batches.at(step)[:2] for step in range(study.sample))
+        return [one for step in range(study.sample) for one in batches.passes(step)]
 
     return {"loss": sample("train"), "validation_loss": sample("validation")}
 
@@ -236,18 +239,12 @@ def losses(study: LanguageStudy, model: nn.Module) -> dict[str, float]:
     found = {}
     for name, batches in load_samples(study).items():
         total = counted = 0.0
-        for inputs, targets in batches:
+        for inputs, targets, _ in batches:
             count = int((targets != IGNORED).sum())
             total += count * float(token_loss(model(inputs.to(device)).float(), targets.to(device)))
             counted += count
         found[name] = total / counted
     return found
-
-
-def passes(batches: Batches, micro: int, step: int) -> list[Pass]:
-    """The batch of a step, so many rows at a time."""
-    inputs, targets = batches.at(step)[:2]
-    return [(x, y, None) for x, y in zip(inputs.split(micro), targets.split(micro), strict=True)]
 
 
 def train(job: LanguageJob, context: RunContext | None = None) -> Record:
@@ -256,11 +253,12 @@ def train(job: LanguageJob, context: RunContext | None = None) -> Record:
     own.adopt([job.mixer])
     torch.manual_seed(job.seed)
     model = LanguageModel(study.config(job.mixer, job.size, job.inner))
-    batches = Batches(load_corpus(study.corpus), "train", context=study.length, batch=study.batch, seed=job.seed)
+    rows: dict[str, Any] = {"context": study.length, "batch": study.batch, "micro": study.micro}
+    batches = Batches(load_corpus(study.corpus), "train", **rows, seed=job.seed)
     run = Fit(
         model if context is None else model.to(context.device),
         study.recipe,
-        partial(passes, batches, study.micro or study.batch),
+        batches.passes,
         partial(losses, study),
         evaluate_every=max(1, study.steps // study.evaluations),
         world=None if context is None else context.world,

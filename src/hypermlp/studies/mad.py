@@ -34,8 +34,7 @@ from hypermlp.tasks.base import Sets
 from hypermlp.tasks.mad import MAD
 from hypermlp.train import fit
 from hypermlp.train.fit import Fit
-from hypermlp.train.optimisation import Schedule
-from hypermlp.train.training import Precision, Recipe
+from hypermlp.train.optimisation import Precision, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,9 +288,10 @@ class TaskJob:
     def recipe(self) -> Recipe:
         rules, steps = self.study.rules, self.study.steps_of(self.setting)
         return Recipe(
-            schedule=Schedule(
-                steps=steps, lr=self.lr, warmup=math.ceil(rules.warmup * steps), final=0.0 if rules.cosine else 1.0
-            ),
+            steps=steps,
+            lr=self.lr,
+            warmup=math.ceil(rules.warmup * steps),
+            final=0.0 if rules.cosine else 1.0,
             weight_decay=self.weight_decay,
             decayed="all",
             betas=(0.9, 0.999),

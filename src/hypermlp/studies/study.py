@@ -27,7 +27,7 @@ from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import Folder
 from hypermlp.studies.search import Choice, Chosen, Place, Search, Trial, choose, is_failed_trial, place_of, read_search, settle
 from hypermlp.studies.worker import Job, Work
-from hypermlp.train.training import Precision
+from hypermlp.train.optimisation import Precision
 
 
 class Contest(NamedTuple):

@@ -1,4 +1,7 @@
-"""The registry: name → task, in the order in which tables show them. A new task is one file and one line here."""
+"""The registry: name → task, in the order in which tables show them. A new task is one file and one line here.
+
+How it is shown goes to report/shown.py.
+"""
 
 from __future__ import annotations
 

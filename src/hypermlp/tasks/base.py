@@ -2,7 +2,7 @@
 
 A task gives rows of input tokens and, at each of the same positions, the token to predict; IGNORED does not count. Rows of
 different lengths stay apart, so that no mixer sees padding. A new task is one file with a subclass of Task, and one line in the
-registry (tasks/__init__.py).
+registry (tasks/__init__.py). How a task is shown is no part of it (report/shown.py).
 
 Letters: N rows, T time, M scored tokens, V vocabulary.
 """
@@ -27,7 +27,6 @@ from hypermlp.config import IGNORED
 from hypermlp.tasks.scores import Answers, answer, summarise
 
 Ints = NDArray[np.int64]
-Backbone = Literal["language", "autoencoder"]  # models/mad.py
 Part = Literal["validation", "test"]
 Unit = Literal["token", "row"]  # what counts: every scored token, or a row with all of them right
 SCALES = ("quick", "laptop", "published")
@@ -119,13 +118,9 @@ class Task(ABC):
     """
 
     name: str
-    title: str = ""  # for tables; by default the name
     family: str = "own"  # tasks that are listed and run together
-    description: str = ""  # one line, for the list
-    published: str = ""  # what others found: an ordering or numbers, and where
     baseline: Any  # its Setting
     scales: Mapping[str, Scale] = NOTHING
-    backbone: Backbone = "language"
     unit: Unit = "token"
     slices: tuple[str, ...] = ()  # facts by which scores are broken down
     fresh: bool = False  # every epoch has rows of its own
@@ -268,29 +263,6 @@ class Task(ABC):
     def tokens(self, setting: Any, rows: Any) -> int:
         """How many tokens a mixer sees of one of these rows."""
         return int(rows.inputs.shape[1])
-
-    # What `tasks show` prints
-
-    def sketch(self, setting: Any, count: int, seed: int) -> list[str]:
-        """Examples as lines of text, where they are no rows of tokens; empty where they are."""
-        return []
-
-    @property
-    def shown(self) -> Any:
-        """A setting small enough to solve by eye."""
-        return self.baseline
-
-    @property
-    def question(self) -> str:
-        return self.description
-
-    def roles(self, setting: Any) -> Mapping[str, Sequence[int]]:
-        """Which tokens play which role, such as "key", "value", "noise", "blank"; report/examples.py has their colours."""
-        return {"data": range(setting.vocab_size)}
-
-    def spell(self, setting: Any, token: int) -> str:
-        """A token as a reader wants to see it."""
-        return str(token)
 
 
 def tensors(rows: Rows) -> Examples:

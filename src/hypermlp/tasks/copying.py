@@ -14,7 +14,7 @@ Letters: N rows, T time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -204,10 +204,7 @@ class Kind(NamedTuple):
     unit: Unit
     slices: tuple[str, ...]
     what: str  # a size counts these
-    roles: dict[str, Sequence[int]]
-    signs: dict[int, str]  # tokens that are shown as something else than their number
-    shown: int  # a size to be solved by eye
-    description: str
+    answers: range = range(0)  # tokens of which every answer is one, where they stand in the row
 
 
 def same(tokens: int) -> int:
@@ -224,10 +221,6 @@ KINDS: dict[str, Kind] = {
         unit="row",
         slices=(),
         what="letters",
-        roles={"data": range(LETTERS), "sign": (BOS, BAR, END)},
-        signs={**{i: chr(ord("a") + i) for i in range(LETTERS)}, BOS: "$", BAR: "|", END: "."},
-        shown=8,
-        description="A string of letters, to be written down again; a row counts if all of it is right.",
     ),
     "phone-book": Kind(
         draw=phone_rows,
@@ -238,10 +231,6 @@ KINDS: dict[str, Kind] = {
         unit="row",
         slices=(),
         what="entries",
-        roles={"key": range(2 * NAMES), "value": range(2 * NAMES, ASK), "sign": (ASK,)},
-        signs={ASK: "?"},
-        shown=3,
-        description="Names of two symbols and numbers of five digits; one name's number is asked for, all of it.",
     ),
     "induction": Kind(
         draw=induction_rows,
@@ -252,10 +241,6 @@ KINDS: dict[str, Kind] = {
         unit="token",
         slices=("depth",),
         what="tokens",
-        roles={"data": range(ALPHABET), "sign": (SPECIAL,)},
-        signs={SPECIAL: "*"},
-        shown=16,
-        description="What followed the special token when it came first? Only the last token is scored.",
     ),
     "needle": Kind(
         draw=needle_rows,
@@ -266,15 +251,7 @@ KINDS: dict[str, Kind] = {
         unit="token",
         slices=("needles", "depth"),
         what="tokens",
-        roles={
-            "key": range(KEYS),
-            "value": range(KEYS, KEYS + VALUES),
-            "noise": range(KEYS + VALUES, QUERY),
-            "sign": (QUERY,),
-        },
-        signs={QUERY: "?"},
-        shown=24,
-        description="One, four or sixteen pairs of a key and a value among noise; then keys are asked for.",
+        answers=range(KEYS, KEYS + VALUES),
     ),
     "variables": Kind(
         draw=variable_rows,
@@ -285,15 +262,7 @@ KINDS: dict[str, Kind] = {
         unit="token",
         slices=("hops",),
         what="tokens",
-        roles={
-            "key": range(VARIABLES),
-            "value": range(VARIABLES, VARIABLES + CONSTANTS),
-            "noise": range(VARIABLES + CONSTANTS, EQUALS),
-            "operator": (EQUALS, WHAT),
-        },
-        signs={EQUALS: "=", WHAT: "?"},
-        shown=32,
-        description="Chains of assignments among noise: which value does a variable hold, one to four steps away?",
+        answers=range(VARIABLES, VARIABLES + CONSTANTS),
     ),
 }
 OFFSETS = "-offsets"  # how the names of tasks end that train every lag
@@ -343,14 +312,11 @@ class Copying(Task):
 
     fresh = True
 
-    def __init__(self, name: str, title: str, scales: Mapping[str, Scale], found: str = "") -> None:
-        kind = KINDS[name.removesuffix(OFFSETS)]
+    def __init__(self, name: str) -> None:
+        self.name, self.kind = name, KINDS[name.removesuffix(OFFSETS)]
         self.family = "copying" + (OFFSETS if name.endswith(OFFSETS) else "")
-        self.name, self.title, self.kind, self.scales, self.published = name, title, kind, scales, found
-        self.description, self.unit, self.slices = kind.description, kind.unit, kind.slices
-        if name.endswith(OFFSETS):
-            self.description += " Trained behind blanks, so that every lag is trained."
-        self.baseline = CopyingSetting(task=name)
+        self.unit, self.slices = self.kind.unit, self.kind.slices
+        self.baseline, self.scales = CopyingSetting(task=name), scales(name)
 
     def training(self, setting: CopyingSetting, seed: int, epoch: int) -> list[Rows]:
         random = np.random.default_rng([seed, 0, epoch])
@@ -381,23 +347,12 @@ class Copying(Task):
 
     def guessers(self, setting: CopyingSetting, train: Sequence[Rows]) -> dict[str, Callable[[Rows], Ints]]:
         found = super().guessers(setting, train)
-        values = np.asarray(self.kind.roles.get("value", ()))
-        if self.kind.unit == "token" and len(values):
-            found["the last value shown"] = lambda rows: last_of(rows.inputs, values)
+        if self.kind.answers:
+            found["the last value shown"] = lambda rows: last_of(rows.inputs, np.asarray(self.kind.answers))
         return found
 
     def label(self, fact: str, value: int) -> str:
         return ("first", "second", "third", "last")[value] + " quarter" if fact == "depth" else str(value)
-
-    @property
-    def shown(self) -> CopyingSetting:
-        return CopyingSetting(task=self.name.removesuffix(OFFSETS), largest=self.kind.shown, reach=1)
-
-    def roles(self, setting: CopyingSetting) -> dict[str, Sequence[int]]:
-        return {**self.kind.roles, "blank": (self.kind.vocabulary,)}
-
-    def spell(self, setting: CopyingSetting, token: int) -> str:
-        return "_" if token == self.kind.vocabulary else self.kind.signs.get(token, str(token))
 
 
 def behind(rows: Rows, blank: int, offset: int) -> Rows:
@@ -414,29 +369,16 @@ def last_of(inputs: Ints, values: Ints) -> Ints:
     return np.broadcast_to(np.take_along_axis(inputs, place[:, None], 1), inputs.shape)
 
 
-def scales(name: str, steps: int) -> dict[str, Scale]:
+def scales(name: str) -> dict[str, Scale]:
     tiny = CopyingSetting(
         task=name, largest=max(8, KINDS[name.removesuffix(OFFSETS)].sizes[1] // 2), reach=4, num_train=1024, num_test=64
     )
     return {
         "quick": Scale(settings=(tiny,), width=32, batch=32, steps=200, rates=(3e-3,), evaluations=4),
         "laptop": Scale(
-            settings=(CopyingSetting(task=name),),
-            width=64,
-            batch=32,
-            steps=steps,
-            rates=(1e-3, 3e-3),
-            evaluations=8,
+            settings=(CopyingSetting(task=name),), width=64, batch=32, steps=1000, rates=(1e-3, 3e-3), evaluations=8
         ),
     }
 
 
-TITLES = {"copy": "Copy", "phone-book": "Phone book", "induction": "Induction", "needle": "Needle", "variables": "Variables"}
-STEPS = 1000
-COPYING: dict[str, Task] = {
-    **{name: Copying(name, title, scales(name, STEPS)) for name, title in TITLES.items()},
-    **{
-        name + OFFSETS: Copying(name + OFFSETS, f"{title}, offsets", scales(name + OFFSETS, STEPS))
-        for name, title in TITLES.items()
-    },
-}
+COPYING: dict[str, Task] = {name + ending: Copying(name + ending) for ending in ("", OFFSETS) for name in KINDS}

@@ -32,7 +32,6 @@ from hypermlp.tasks.base import Part, Rows, Scale, Sets, Sizes, Task
 from hypermlp.tasks.series import Series, find_series
 
 Floats = NDArray[np.float32]
-BARS = "▁▂▃▄▅▆▇█"
 SPLITS = ("train", "validation", "test")
 AVERAGED = 25  # values of DLinear's moving average
 RIDGES = tuple(10.0**power for power in range(-4, 1))  # relative to the mean square of a feature
@@ -116,10 +115,7 @@ def look_up(setting: ForecastSetting, places: NDArray[Any]) -> tuple[Floats, Flo
 class Forecast(Task):
     """One series at one look-back and horizon. Lower is better."""
 
-    name = "forecast"
-    title = "Forecast"
-    family = "forecast"
-    description = "The next values of a real series, from a long look-back: mean squared error on standardised values."
+    name = family = "forecast"
     fresh = True
     measure: ClassVar[str] = "mse"
     baseline = ForecastSetting()
@@ -158,17 +154,6 @@ class Forecast(Task):
 
     def tokens(self, setting: ForecastSetting, rows: Any) -> int:
         return setting.seq_len
-
-    def sketch(self, setting: ForecastSetting, count: int, seed: int) -> list[str]:
-        places = self.evaluation(setting, seed, "test")["test"][0].inputs
-        places = places[np.random.default_rng(seed).permutation(len(places))[:count]]
-        size = f"the last 48 values of a look-back of {setting.lookback}, and the {setting.horizon} to forecast"
-        lines = [f"{setting.series.name}: {size}"]
-        for row, future, (_, window, channel) in zip(*look_up(setting, places), places, strict=True):
-            past, low, high = row[-48:], min(row[-48:].min(), future.min()), max(row[-48:].max(), future.max())
-            bars = ["".join(BARS[int(7.99 * (v - low) / (high - low or 1))] for v in part) for part in (past, future)]
-            lines += ["", f"{setting.series.channels[channel]}, window {window}", f"{bars[0]} | {bars[1]}"]
-        return lines
 
 
 @torch.no_grad()

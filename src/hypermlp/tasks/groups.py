@@ -106,12 +106,7 @@ def word_setting(group: str, **changes: Any) -> WordSetting:
 class GroupWords(Task):
     """Every prefix is scored; the curve says how many rows are right from the first token on."""
 
-    name, family, title = "group-words", "state", "Words of a group"
-    description = "The running product of the elements of a group: Z60, A4xZ5, A5, S3, S5."
-    published = (
-        "one layer of DeltaNet with eigenvalues in [0, 1] never learns S3; S5 in one layer needs products of four reflections "
-        "(DeltaProduct's README)"
-    )
+    name, family = "group-words", "state"
     baseline = WordSetting()
     scales: Mapping[str, Scale] = {}
     fresh = True
@@ -154,17 +149,6 @@ class GroupWords(Task):
         right[answers.row, answers.place] = answers.values["accuracy"]
         shares = np.minimum.accumulate(right, axis=1).mean(0)
         return {"first t right": {str(t + 1): float(share) for t, share in enumerate(shares)}}
-
-    @property
-    def shown(self) -> WordSetting:
-        return WordSetting(length=6, tested=12, seq_len=7, num_train=10)
-
-    def roles(self, setting: WordSetting) -> dict[str, Sequence[int]]:
-        elements = len(group_table(setting.group))
-        return {"data": range(elements), "begin": (elements + 1,)}
-
-    def spell(self, setting: WordSetting, token: int) -> str:
-        return "$" if token == len(group_table(setting.group)) + 1 else str(token)
 
 
 GroupWords.scales = {

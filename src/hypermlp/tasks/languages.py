@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -64,13 +63,6 @@ STEPS, POSITIONS = 3, 5  # tokens 1 … 3 are steps 0, +1, −1; 4 … 8 are ans
 
 def cycle_answer(row: Sequence[int]) -> int:
     return sum((0, 1, -1)[token - 1] for token in row) % POSITIONS + STEPS + 1
-
-
-SIGNS = {  # of the tokens from 1 on
-    "parity": ("0", "1"),
-    "modular-arithmetic": (*"+-*=", *map(str, range(MODULUS))),
-    "cycle-navigation": ("+0", "+1", "-1", *map(str, range(POSITIONS))),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,15 +117,8 @@ class FormalLanguage(Task):
     slices = ("length",)
     fresh = True
 
-    def __init__(self, title: str, baseline: LanguageSetting, about: str, answer: Callable[[Sequence[int]], int]) -> None:
-        self.name, self.title, self.baseline, self.description = baseline.task, title, baseline, about
-        self.answer = answer
-        self.published = (
-            "models whose state transitions have eigenvalues in [0, 1] cannot do it; with [−1, 1] Mamba and DeltaNet can "
-            "(Grazzi et al. 2025, abstract)"
-            if self.name == "parity"
-            else "negative eigenvalues improve Mamba and DeltaNet (Grazzi et al. 2025, abstract)"
-        )
+    def __init__(self, baseline: LanguageSetting, answer: Callable[[Sequence[int]], int]) -> None:
+        self.name, self.baseline, self.answer = baseline.task, baseline, answer
         self.scales = language_scales(baseline)
 
     def draw(self, source: np.random.Generator, count: int, length: int) -> list[list[int]]:
@@ -195,21 +180,6 @@ class FormalLanguage(Task):
     def label(self, fact: str, value: int) -> str:
         return f"{([2, *BINS])[BINS.index(value)] + 1}-{value}"
 
-    @property
-    def shown(self) -> Any:
-        return dataclasses.replace(self.baseline, shortest=5, longest=9, tested=15, seq_len=9, num_train=10)
-
-    def roles(self, setting: LanguageSetting) -> dict[str, Sequence[int]]:
-        if self.name == "parity":
-            return {"data": (1, 2), "blank": (0,)}
-        if self.name == "cycle-navigation":
-            return {"data": range(1, STEPS + 1), "answer": range(STEPS + 1, setting.vocab_size), "blank": (0,)}
-        return {"operator": range(PLUS, EQUALS + 1), "data": range(ZERO, ZERO + MODULUS), "blank": (0,)}
-
-    def spell(self, setting: LanguageSetting, token: int) -> str:
-        """What the token stands for, rather than its number."""
-        return ("_", *SIGNS[self.name])[token]
-
 
 def place(groups: Sequence[Rows], length: int, source: np.random.Generator) -> Rows:
     """All rows at random offsets within rows of neutral tokens (0)."""
@@ -248,19 +218,7 @@ def language_scales(baseline: LanguageSetting) -> dict[str, Scale]:
 
 
 LANGUAGES: dict[str, Task] = {
-    "parity": FormalLanguage(
-        "Parity", ParitySetting(), "Is the number of ones odd? Tested on rows longer than trained.", parity_answer
-    ),
-    "modular-arithmetic": FormalLanguage(
-        "Modular arithmetic",
-        ArithmeticSetting(),
-        "Sums, differences and products modulo 5, * first. Tested on rows longer than trained.",
-        arithmetic_answer,
-    ),
-    "cycle-navigation": FormalLanguage(
-        "Cycle navigation",
-        CycleSetting(),
-        "Where on a cycle of five do these steps lead? Tested on rows longer than trained.",
-        cycle_answer,
-    ),
+    "parity": FormalLanguage(ParitySetting(), parity_answer),
+    "modular-arithmetic": FormalLanguage(ArithmeticSetting(), arithmetic_answer),
+    "cycle-navigation": FormalLanguage(CycleSetting(), cycle_answer),
 }

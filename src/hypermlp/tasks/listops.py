@@ -87,13 +87,9 @@ def draw_rows(setting: ListOpsSetting, seed: int) -> list[Tree]:
 class ListOps(Task):
     """One answer per row, at its end."""
 
-    name, title, family = "listops", "ListOps", "listops"
-    description = "The value of nested operations on digits: minimum, maximum, median, sum modulo 10."
+    name = family = "listops"
     baseline = ListOpsSetting()
     slices = ("depth",)
-    published = (
-        "Long Range Arena, lengths to 2000: Transformer 36.4 %, Linear Transformer 16.1 %; the root operator alone has 37 %"
-    )
 
     def training(self, setting: ListOpsSetting, seed: int, epoch: int) -> list[Rows]:
         return as_rows(draw_rows(setting, seed)[: setting.num_train])
@@ -125,16 +121,6 @@ class ListOps(Task):
         best = counts.argmax(1)
         root: Callable[[Rows], Ints] = lambda rows: np.repeat(best[rows.inputs[:, :1]], rows.inputs.shape[1], axis=1)  # noqa: E731
         return {**super().guessers(setting, train), "root operator": root}
-
-    @property
-    def shown(self) -> ListOpsSetting:
-        return ListOpsSetting(seq_len=24, shortest=5, max_depth=3, max_args=4, num_train=1)
-
-    def roles(self, setting: ListOpsSetting) -> dict[str, Sequence[int]]:
-        return {"data": range(10), "operator": range(MIN, ASK), "ask": (ASK,)}
-
-    def spell(self, setting: ListOpsSetting, token: int) -> str:
-        return NAMES.get(token, str(token))
 
 
 def as_rows(trees: Sequence[Tree]) -> list[Rows]:

@@ -16,7 +16,7 @@ One stream of random numbers feeds train, then test, then validation, so what co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import permutations
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +25,7 @@ from torch import nn
 
 from hypermlp.checks import choose_from
 from hypermlp.config import IGNORED
-from hypermlp.tasks.base import Backbone, Examples, Ints, Material, Part, Rows, Sets, Task, tensors
+from hypermlp.tasks.base import Examples, Ints, Material, Part, Rows, Sets, Task, tensors
 from hypermlp.tasks.mad_settings import BENCHMARK, Setting, vocabulary
 from hypermlp.tasks.scores import evaluate
 
@@ -275,25 +275,6 @@ def clean_targets(setting: Setting, targets: Ints) -> Ints:
     return clean
 
 
-EVERY = "Test rows; in training every next token counts."
-QUESTIONS = {
-    "compression": "Rebuild every token of the row from the state at its last position.",
-    "fuzzy-recall": f"A key of several tokens comes back: which value followed it before? {EVERY}",
-    "in-context-recall": f"A key comes back: which value followed it before? {EVERY}",
-    "memorization": "Which value belongs to the key before? The map is the same in all rows and never shown.",
-    "noisy-recall": f"A key comes back after pairs of noise: which value followed it before? {EVERY}",
-    "selective-copying": "Behind the copy token, write down the data tokens in order, without the blanks.",
-}
-SHOWN: dict[str, dict[str, Any]] = {
-    "compression": {"vocab_size": 8, "seq_len": 10},
-    "fuzzy-recall": {"vocab_size": 9, "seq_len": 36},
-    "in-context-recall": {"vocab_size": 8, "seq_len": 24},
-    "memorization": {"vocab_size": 10, "seq_len": 12},
-    "noisy-recall": {"vocab_size": 12, "seq_len": 24, "noise_vocab_size": 4, "frac_noise": 0.4},
-    "selective-copying": {"vocab_size": 8, "seq_len": 20, "num_tokens_to_copy": 5},
-}
-
-
 class MadTask(Task):
     """A task of the benchmark: its published settings, and its sampler.
 
@@ -303,10 +284,7 @@ class MadTask(Task):
     family = "mad"
 
     def __init__(self, name: str) -> None:
-        self.name, self.title = name, name.replace("-", " ").capitalize()
-        self.baseline, self.axes = BENCHMARK[name]
-        self.backbone: Backbone = "autoencoder" if name == "compression" else "language"
-        self.description = QUESTIONS[name].removesuffix(f" {EVERY}")
+        self.name, (self.baseline, self.axes) = name, BENCHMARK[name]
 
     def generate(self, setting: Setting, seed: int, *, clean: bool) -> Data:
         """All examples, with a validation split only if `clean`; seed 0 is the published data, unless `clean`."""
@@ -355,17 +333,6 @@ class MadTask(Task):
     def vary(self, name: str, value: Any) -> Setting:
         """The baseline with one number changed."""
         return dataclasses.replace(self.baseline, **{name: value})
-
-    @property
-    def shown(self) -> Setting:
-        return dataclasses.replace(self.baseline, **SHOWN[self.name], num_train=1)
-
-    @property
-    def question(self) -> str:
-        return QUESTIONS[self.name]
-
-    def roles(self, setting: Setting) -> Mapping[str, Sequence[int]]:
-        return vocabulary(setting)
 
 
 MAD: dict[str, MadTask] = {name: MadTask(name) for name in BENCHMARK}

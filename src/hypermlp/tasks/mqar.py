@@ -177,9 +177,8 @@ class Mqar(Task):
     slices = ("pairs",)
     fresh = True
 
-    def __init__(self, title: str, baseline: MqarSetting, scales: Mapping[str, Scale], about: str, found: str) -> None:
-        self.name, self.title, self.baseline, self.scales = baseline.task, title, baseline, scales
-        self.description, self.published = about, found
+    def __init__(self, baseline: MqarSetting, scales: Mapping[str, Scale]) -> None:
+        self.name, self.baseline, self.scales = baseline.task, baseline, scales
 
     def training(self, setting: MqarSetting, seed: int, epoch: int) -> list[Rows]:
         """Epoch 0 of seed 0 has zoology's seeds; later epochs have new rows where the mix is one of our own."""
@@ -224,15 +223,6 @@ class Mqar(Task):
     def guessers(self, setting: MqarSetting, train: Sequence[Rows]) -> dict[str, Callable[[Rows], Ints]]:
         shown: Callable[[Rows], Ints] = lambda rows: np.broadcast_to(rows.inputs[:, 1:2], rows.inputs.shape).copy()  # noqa: E731
         return {**super().guessers(setting, train), "a value of the row": shown}
-
-    @property
-    def shown(self) -> MqarSetting:
-        mix = "shown-forgetting" if "forgetting" in self.name else "shown"
-        return dataclasses.replace(self.baseline, vocab_size=26, seq_len=24, mix=mix, noise=False)
-
-    def roles(self, setting: MqarSetting) -> dict[str, Sequence[int]]:
-        half = setting.vocab_size // 2
-        return {"key": range(1, half), "value": range(half, setting.vocab_size), "blank": range(1)}
 
 
 PUBLISHED = ("based", "forgetting", *(name for name in MIXES if name.startswith("figure2")))
@@ -280,19 +270,6 @@ def published(task: str, mix: str) -> MqarSetting:
 
 
 MQAR: dict[str, Task] = {
-    "mqar": Mqar(
-        "MQAR",
-        SMALL,
-        scales(SMALL, "tiny", published("mqar", "based")),
-        "Associative recall: pairs of keys and values, then every key is asked for.",
-        "softmax ≥ DeltaNet ≈ Gated DeltaNet > Based, GLA, RWKV-7 > Mamba-2 ≈ Mamba > sliding window ≫ Hyena, H3 "
-        "at equal state size (zoology's recall–memory plot, Based's mix, vocabulary 8192)",
-    ),
-    "mqar-forgetting": Mqar(
-        "MQAR with forgetting",
-        FORGETS,
-        scales(FORGETS, "tiny-forgetting", published("mqar-forgetting", "forgetting")),
-        "Associative recall in which keys get another value: the last one counts.",
-        "",
-    ),
+    "mqar": Mqar(SMALL, scales(SMALL, "tiny", published("mqar", "based"))),
+    "mqar-forgetting": Mqar(FORGETS, scales(FORGETS, "tiny-forgetting", published("mqar-forgetting", "forgetting"))),
 }

@@ -23,7 +23,7 @@ from hypermlp.config import IGNORED
 from hypermlp.tasks.base import Ints, Part, Rows, Scale, Sizes, Task, tensors
 from hypermlp.tasks.scores import Answers
 
-SHADES, ASK, CLASSES = 17, 17, range(18, 28)
+ASK, CLASSES = 17, range(18, 28)  # behind 17 shades
 VALIDATION, TEST = 200, 500
 
 
@@ -67,11 +67,17 @@ class PixelSetting(Sizes):
     permuted: bool = False  # all pictures with their pixels in one other order
 
 
+def read_pictures(setting: PixelSetting, which: Ints) -> tuple[Ints, Ints]:
+    """Pixels (n 64) and digits (n) of these pictures."""
+    pixels, digits = load_pictures()
+    order = np.random.default_rng(64).permutation(64) if setting.permuted else np.arange(64)
+    return pixels[which][:, order], digits[which]
+
+
 class Pixels(Task):
     """Which digit is it?"""
 
-    name, title, family = "pixels", "Digits", "pixels"
-    description = "A handwritten digit of 8 × 8 pixels, row by row: which one is it?"
+    name = family = "pixels"
     baseline: Any = PixelSetting()
 
     def training(self, setting: PixelSetting, seed: int, epoch: int) -> list[Rows]:
@@ -80,13 +86,8 @@ class Pixels(Task):
     def evaluation(self, setting: PixelSetting, seed: int, part: Part) -> dict[str, list[Rows]]:
         return {"test": [self.rows(setting, spread(split_pictures(seed)[part], setting.num_test))]}
 
-    def pictures(self, setting: PixelSetting, which: Ints) -> tuple[Ints, Ints]:
-        pixels, digits = load_pictures()
-        order = np.random.default_rng(64).permutation(64) if setting.permuted else np.arange(64)
-        return pixels[which][:, order], digits[which]
-
     def rows(self, setting: PixelSetting, which: Ints) -> Rows:
-        pixels, digits = self.pictures(setting, which)
+        pixels, digits = read_pictures(setting, which)
         inputs = np.pad(pixels, ((0, 0), (0, 1)), constant_values=ASK)
         targets = np.full_like(inputs, IGNORED)
         targets[:, -1] = CLASSES[0] + digits
@@ -101,15 +102,6 @@ class Pixels(Task):
 
         return {**super().guessers(setting, train), "nearest neighbour": nearest}
 
-    def sketch(self, setting: PixelSetting, count: int, seed: int) -> list[str]:
-        pixels, digits = self.pictures(setting, spread(split_pictures(seed)["test"], count))
-        drawn = [[" .:-=+*#@"[value // 2] for value in picture] for picture in pixels]
-        lines = ["   ".join("".join(2 * c for c in p[8 * r : 8 * r + 8]) for p in drawn) for r in range(8)]
-        return [*lines, "   ".join(f"{digit:<16}" for digit in digits)]
-
-    def roles(self, setting: PixelSetting) -> dict[str, Sequence[int]]:
-        return {"data": range(SHADES), "ask": (ASK,), "answer": CLASSES}
-
 
 @dataclass(frozen=True, kw_only=True)
 class NextPixelSetting(PixelSetting):
@@ -121,13 +113,12 @@ class NextPixelSetting(PixelSetting):
 class NextPixel(Pixels):
     """Every pixel from those before it."""
 
-    name, title = "pixels-next", "Next pixel"
-    description = "Every pixel of a handwritten digit from those before it, in bits per pixel."
+    name = "pixels-next"
     baseline = NextPixelSetting()
     measure: ClassVar[str] = "bits"
 
     def rows(self, setting: PixelSetting, which: Ints) -> Rows:
-        pixels, _ = self.pictures(setting, which)
+        pixels, _ = read_pictures(setting, which)
         return Rows(np.pad(pixels[:, :-1], ((0, 0), (1, 0)), constant_values=ASK), pixels)
 
     def judge(self, logits: Tensor, targets: Tensor, facts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -154,9 +145,6 @@ class NextPixel(Pixels):
 
     def guessers(self, setting: PixelSetting, train: Sequence[Rows]) -> dict[str, Callable[[Rows], Ints]]:
         return {}
-
-    def roles(self, setting: PixelSetting) -> dict[str, Sequence[int]]:
-        return {"data": range(SHADES), "ask": (ASK,)}
 
 
 def scales(setting: Any, solved: float | None) -> dict[str, Scale]:

@@ -141,9 +141,6 @@ class Regbench(Task):
     """Next letters of words of an automaton that only the row tells of."""
 
     name = family = "regbench"
-    title = "RegBench"
-    description = "Words of a random automaton, another one in every row: which letters may follow?"
-    published = "transformers above all recurrent and convolutional models (Akyürek et al. 2024, abstract)"
     baseline = RegbenchSetting()
     scales: Mapping[str, Scale] = {}
     slices = ("word",)
@@ -185,16 +182,6 @@ class Regbench(Task):
             return lambda rows: ngram_shares(rows.inputs, order).argmax(-1)
 
         return {**super().guessers(setting, train), **{f"{order}-gram": ngram(order) for order in (1, 2, 3)}}
-
-    @property
-    def shown(self) -> RegbenchSetting:
-        return RegbenchSetting(seq_len=30, num_train=1, nodes=4, words=8, longest=6)
-
-    def roles(self, setting: RegbenchSetting) -> dict[str, Sequence[int]]:
-        return {"data": range(1, BAR), "bar": (BAR,), "pad": (PAD,)}
-
-    def spell(self, setting: RegbenchSetting, token: int) -> str:
-        return {PAD: ".", BAR: "|"}.get(token) or chr(ord("a") + token - 1)
 
 
 def distance(shares: Tensor, legal: Tensor) -> Tensor:

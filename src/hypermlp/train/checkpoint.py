@@ -30,9 +30,8 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from hypermlp import notice
 from hypermlp.files import TOKENIZER, delete, file_sha256, sync, write_json, write_whole
 from hypermlp.models.lm import LanguageModel
-from hypermlp.models.saved import read_config, save_model, weights
+from hypermlp.models.saved import read_config, weights
 from hypermlp.train.distributed import World
-from hypermlp.train.run_folder import CHECKPOINTS, METRICS, RUN
 
 COMPLETE = "complete.json"
 TEMPORARY, OLD = ".new-", ".old-"
@@ -128,51 +127,10 @@ class Writer(HuggingFaceStorageWriter):
         sync(final.parent)
 
 
-def export(checkpoint: Path, out: Path) -> None:
-    """Turn a checkpoint into a saved model (models/saved.py)."""
-    save_model(load_checkpoint(checkpoint), out, read_tokenizer(checkpoint))
-
-
 def read_tokenizer(checkpoint: Path) -> dict[str, Any] | None:
+    """What a model's tokenizer is made of; None where there is none."""
     path = checkpoint / TOKENIZER
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def export_newest(run: Path, out: Path) -> Path:
-    """Turn the newest undamaged checkpoint of a training run into a folder for Hugging Face; returns which one it was."""
-    from hypermlp.models.hf import export as export_folder  # late: transformers takes seconds
-    from hypermlp.models.hf.card import model_card
-
-    checkpoint = newest(run / CHECKPOINTS)
-    if checkpoint is None:
-        raise ValueError(f"{run} holds no training run with a checkpoint; give the folder that hypermlp train wrote")
-    net = load_checkpoint(checkpoint)
-    card = model_card(net, read_run(run), last_validation(run, step_of(checkpoint)))
-    export_folder(net, out, read_tokenizer(checkpoint), card)
-    return checkpoint
-
-
-def read_run(run: Path) -> dict[str, Any]:
-    """What run.json says; nothing where there is none."""
-    try:
-        found = json.loads((run / RUN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def last_validation(run: Path, step: int) -> dict[str, Any]:
-    """The last record of metrics.jsonl up to `step` that has a validation loss."""
-    found: dict[str, Any] = {}
-    if (run / METRICS).is_file():
-        for line in (run / METRICS).read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict) and "validation" in record and record.get("step", 0) <= step:
-                found = record
-    return found
 
 
 def load_checkpoint(checkpoint: Path) -> LanguageModel:

@@ -10,8 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hypermlp.batch import Batch
 from hypermlp.train.distributed import World
-from hypermlp.train.training import NotFinite, Pass, Recipe, Training, count
+from hypermlp.train.optimisation import Recipe
+from hypermlp.train.training import NotFinite, Training, count, evaluating
 
 SOLVED = "solved"  # how the reason of a run that ended by success begins
 
@@ -37,12 +39,12 @@ class EpochSampler:
         self.epoch = sum(math.ceil(len(group.inputs) / batch) for group in rows(0))  # steps
         self._order: tuple[int, list[tuple[Rows, Tensor]]] = (-1, [])
 
-    def __call__(self, step: int) -> Sequence[Pass]:
+    def __call__(self, step: int) -> Sequence[Batch]:
         epoch, place = divmod(step, self.epoch)
         if self._order[0] != epoch:
             self._order = epoch, self.shuffle(epoch)
         group, rows = self._order[1][place]
-        return [(group.inputs[rows], group.targets[rows], None)]
+        return [Batch(group.inputs[rows], group.targets[rows])]
 
     def shuffle(self, epoch: int) -> list[tuple[Rows, Tensor]]:
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
@@ -75,7 +77,7 @@ class Fit:
         self,
         model: nn.Module,
         recipe: Recipe,
-        batches: Callable[[int], Sequence[Pass]],
+        batches: Callable[[int], Sequence[Batch]],
         evaluate: Callable[[nn.Module], dict[str, float]],
         *,
         evaluate_every: int,
@@ -100,7 +102,7 @@ class Fit:
 
     @property
     def steps(self) -> int:
-        return self.training.recipe.schedule.steps
+        return self.training.recipe.steps
 
     @property
     def finished(self) -> bool:
@@ -137,7 +139,8 @@ class Fit:
             self.stopped = f"{SOLVED} after step {self.step}"
 
     def scores(self, evaluate: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
-        with self.training.precision():
+        """What `evaluate` finds, in eval mode and the precision of training."""
+        with evaluating(self.model), self.training.precision():
             return evaluate(self.model)
 
     PROGRESS = ("tokens", "seconds", "losses", "curve", "stopped")

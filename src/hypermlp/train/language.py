@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, ClassVar, get_args
 
+from hypermlp.batch import Batch
 from hypermlp.checks import choose_from, divisible
 from hypermlp.models.lm import LanguageModel
 from hypermlp.train.checkpoint import Checkpoints
 from hypermlp.train.distributed import Parallel, World, distribute, unwrapped
 from hypermlp.train.metrics import Metrics
-from hypermlp.train.optimisation import Schedule
-from hypermlp.train.training import Pass, Precision, Recipe, Step, Training, evaluating
+from hypermlp.train.optimisation import Recipe
+from hypermlp.train.training import Step, Training, evaluating
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """How a language model is trained; plain data."""
+class TrainConfig(Recipe):
+    """How a language model is trained; plain data.
 
-    steps: int
+    Recipe and batch decide what a run computes. All other fields say how it is computed, watched and kept, and may change when
+    it is resumed.
+    """
+
     batch: int  # sequences of an update, over all processes
     micro: int  # sequences that a process computes at once; the rest of its share is accumulated
-    lr: float  # at its peak
-    warmup: int  # steps
-    decay: int | None = None  # the step at which the cosine ends; None: the last
-    final: float = 0.1  # of lr, where the cosine ends
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.1
-    clip: float = 1.0  # largest norm of the gradient
-    precision: Precision = "float32"  # of computing; weights and optimiser are float32
     parallel: Parallel = "fsdp"  # how several processes share the work
     checkpointing: bool = False  # recompute blocks in the backward pass: less memory, a third more work
     evaluate_every: int = 100
@@ -40,49 +35,31 @@ class TrainConfig:
     save_every: int = 100
     keep: int = 2  # checkpoints
     asynchronous: bool = False  # keep training while a checkpoint is written from a copy in memory
-    seed: int = 0  # of weights and the order of the data
+
+    section: ClassVar[str] = "train."
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "micro", "evaluate_every", "evaluate_batches", "save_every", "keep"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"train.{name} ({getattr(self, name)}) must be at least 1")
-        for name in ("warmup", "sample", "weight_decay", "final", "seed"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"train.{name} ({getattr(self, name)}) must be at least 0")
-        for name in ("lr", "clip"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"train.{name} ({getattr(self, name)}) must be positive and finite")
-        object.__setattr__(self, "betas", tuple(self.betas))
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"train.betas ({self.betas}) must be two numbers of at least 0 and below 1")
-        if self.decay is not None and self.decay <= self.warmup:
-            raise ValueError(f"train.decay ({self.decay}) must be greater than train.warmup ({self.warmup})")
-        choose_from("train.precision", self.precision, get_args(Precision))
+        super().__post_init__()
+        self.at_least(1, "batch", "micro", "evaluate_every", "evaluate_batches", "save_every", "keep")
+        self.at_least(0, "sample")
         choose_from("train.parallel", self.parallel, get_args(Parallel))
-        divisible("train.batch", self.batch, self.micro, f"train.micro ({self.micro})")
+        self.share(1)
 
-    @property
-    def recipe(self) -> Recipe:
-        return Recipe(
-            schedule=Schedule(steps=self.steps, lr=self.lr, warmup=self.warmup, decay=self.decay, final=self.final),
-            weight_decay=self.weight_decay,
-            betas=self.betas,
-            clip=self.clip,
-            precision=self.precision,
-            seed=self.seed,
-        )
+    def share(self, processes: int) -> int:
+        """Sequences of an update that each process computes."""
+        divisible("train.batch", self.batch, self.micro * processes, f"train.micro × processes ({self.micro} × {processes})")
+        return self.batch // processes
 
-    def passes(self, world: int) -> int:
-        """How many times each process runs the model for an update."""
-        divisible("train.batch", self.batch, self.micro * world, f"train.micro × processes ({self.micro} × {world})")
-        return self.batch // (self.micro * world)
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields; without `decayed` where it is the usual, as in files from before it was a choice."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if (name, value) != ("decayed", "matrices")}
 
 
 def new_training(model: LanguageModel, config: TrainConfig, world: World | None = None) -> Training:
     """The model spread over the processes of `world`, ready for its first update."""
     world = world or World()
     model.checkpointing = config.checkpointing
-    return Training(distribute(model, config.parallel, config.precision == "bfloat16", world), config.recipe, world)
+    return Training(distribute(model, config.parallel, config.precision == "bfloat16", world), config, world)
 
 
 def language_model(training: Training) -> LanguageModel:
@@ -94,11 +71,11 @@ def language_model(training: Training) -> LanguageModel:
 def train(
     training: Training,
     config: TrainConfig,
-    batch: Callable[[int], Sequence[Pass]],
+    batch: Callable[[int], Sequence[Batch]],
     checkpoints: Checkpoints,
     metrics: Metrics | None,
     *,
-    validation: Sequence[Pass] = (),
+    validation: Sequence[Batch] = (),
     sample: Callable[[LanguageModel], str] | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Iterator[Step]:

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from hypermlp import notice
 from hypermlp.checks import choose_from
 from hypermlp.files import Record, read_json, read_json_lines, write_json, write_whole
-from hypermlp.train.run_folder import METRICS
 
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 
@@ -26,11 +25,16 @@ class Logger(Protocol):
 
 
 class Metrics:
-    """Writes to metrics.jsonl, and tells the loggers."""
+    """Writes a file of records, and tells the loggers.
 
-    def __init__(self, folder: Path, step: int, loggers: Sequence[Logger] = ()) -> None:
-        """Continue after `step`: what a stopped run wrote about later steps is dropped, since they are taken again."""
-        self.path = folder / METRICS
+    Args:
+        path: the file. What a stopped run wrote there about steps after `step` is dropped, since they are taken again.
+        step: updates so far.
+        loggers: told every record besides.
+    """
+
+    def __init__(self, path: Path, step: int, loggers: Sequence[Logger] = ()) -> None:
+        self.path = path
         kept = [record for record in read_metrics(self.path) if record["step"] <= step]
         write_whole(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)

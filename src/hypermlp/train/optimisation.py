@@ -1,29 +1,65 @@
-"""How parameters are updated: the one schedule of the learning rate, and the one rule for what weight decay applies to."""
+"""How parameters are updated: the one recipe, with the schedule of the learning rate, and the one rule for what decays."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import nn
 
+from hypermlp.checks import choose_from
+
+Precision = Literal["float32", "bfloat16"]
 Decayed = Literal["matrices", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """Linear warm-up to `lr`, then a cosine down to `final` · lr, which stays.
+class Recipe:
+    """How a model is updated: AdamW with a linear warm-up to `lr`, then a cosine down to `final` · lr, which stays.
 
-    >>> [round(Schedule(steps=4, lr=1.0, warmup=2, final=0.0).rate(step), 2) for step in range(4)]
+    >>> recipe = Recipe(steps=4, lr=1.0, warmup=2, final=0.0)
+    >>> [round(recipe.rate(step), 2) for step in range(4)]
     [0.5, 1.0, 1.0, 0.5]
     """
 
     steps: int
-    lr: float
+    lr: float  # at its peak
     warmup: int = 0  # steps
     decay: int | None = None  # the step at which the cosine ends; None: the last
-    final: float = 0.1  # 1: the rate stays at `lr`
+    final: float = 0.1  # of lr, where the cosine ends; 1: the rate stays at lr
+    weight_decay: float = 0.1
+    decayed: Decayed = "matrices"  # what weight decay applies to (parameter_groups)
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float | None = 1.0  # largest norm of the gradient
+    precision: Precision = "float32"  # of computing; weights and optimiser are float32
+    seed: int = 0  # of random numbers within an update; of a training run also of weights and the order of data
+
+    section: ClassVar[str] = ""  # what stands before the names of fields in messages
+
+    def __post_init__(self) -> None:
+        self.at_least(1, "steps")
+        self.at_least(0, "warmup", "weight_decay", "final", "seed")
+        for name in ("lr", "clip") if self.clip is not None else ("lr",):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{self.told(name)} must be positive and finite")
+        object.__setattr__(self, "betas", tuple(self.betas))
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"{self.told('betas')} must be two numbers of at least 0 and below 1")
+        if self.decay is not None and self.decay <= self.warmup:
+            raise ValueError(f"{self.told('decay')} must be greater than {self.told('warmup')}")
+        choose_from(f"{self.section}decayed", self.decayed, get_args(Decayed))
+        choose_from(f"{self.section}precision", self.precision, get_args(Precision))
+
+    def told(self, name: str) -> str:
+        """A field and its value, as messages have them."""
+        return f"{self.section}{name} ({getattr(self, name)})"
+
+    def at_least(self, least: int, *names: str) -> None:
+        """Raise where one of these fields is less."""
+        for name in names:
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{self.told(name)} must be at least {least}")
 
     def rate(self, step: int) -> float:
         """The learning rate of the update that follows `step` others."""

@@ -12,22 +12,21 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from hypermlp.batch import Batch
 from hypermlp.config import IGNORED
 from hypermlp.errors import RunError
 from hypermlp.models.lm import token_loss
 from hypermlp.models.saved import weights
 from hypermlp.train.distributed import World, no_sync, reshard, unwrapped
-from hypermlp.train.optimisation import Decayed, Schedule, parameter_groups
+from hypermlp.train.optimisation import Recipe, parameter_groups
 
-Precision = Literal["float32", "bfloat16"]
-Pass = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets (B T), and cu_seqlens of packed documents
 MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of every parameter
 
 
@@ -37,19 +36,6 @@ class NotFinite(RunError):
     def __init__(self, what: str, step: int) -> None:
         super().__init__(f"{what} of step {step} is not finite; start again with a lower train.lr or a longer train.warmup")
         self.reason = f"{what} of step {step} is not finite"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How a model is updated: AdamW with a schedule."""
-
-    schedule: Schedule
-    weight_decay: float = 0.1
-    decayed: Decayed = "matrices"
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip: float | None = 1.0  # largest norm of the gradient
-    precision: Precision = "float32"  # of computing; weights and optimiser are float32
-    seed: int = 0  # of random numbers within an update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +66,16 @@ class Training:
         self.autocast = recipe.precision == "bfloat16" and not isinstance(model, FSDPModule)  # which has a policy of its own
         self.gathers = getattr(unwrapped(model), "gathers", False)  # logits are computed where targets count
         groups = parameter_groups(model, recipe.weight_decay, decayed=recipe.decayed)
-        self.optimiser = torch.optim.AdamW(groups, lr=recipe.schedule.lr, betas=recipe.betas, fused=fusible(model))
+        self.optimiser = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=fusible(model))
         for p in model.parameters():  # as its first step would do, so that there is always the same to save
             self.optimiser.state[p] = {"step": torch.tensor(0.0), **{name: torch.zeros_like(p) for name in MOMENTS}}
 
-    def update(self, passes: Sequence[Pass]) -> Step:
+    def update(self, passes: Sequence[Batch]) -> Step:
         """One update from this process's share of the batch."""
         begin = time.perf_counter()
         self.seed(((self.recipe.seed * 1_000_003 + self.step) * 65_537 + self.world.rank) % 2**63)
         counted, seen = self.world.sum(*count(passes))
-        rate = self.recipe.schedule.rate(self.step)
+        rate = self.recipe.rate(self.step)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         try:
@@ -111,7 +97,7 @@ class Training:
             tokens_per_second=seen / (time.perf_counter() - begin),
         )
 
-    def differentiate(self, passes: Sequence[Pass], counted: float) -> float:
+    def differentiate(self, passes: Sequence[Batch], counted: float) -> float:
         """The mean loss over `counted` targets of all processes; its gradients are left in the parameters."""
         parts = []
         for i, one in enumerate(passes):
@@ -137,7 +123,7 @@ class Training:
             nn.utils.clip_grads_with_norm_(parameters, self.recipe.clip, norm)
         return size
 
-    def total_loss(self, one: Pass) -> Tensor:
+    def total_loss(self, one: Batch) -> Tensor:
         """Summed over the counted targets."""
         inputs, targets, bounds = one
         device = self.world.device
@@ -158,7 +144,7 @@ class Training:
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.autocast)
 
     @torch.no_grad()
-    def evaluate(self, passes: Sequence[Pass]) -> float:
+    def evaluate(self, passes: Sequence[Batch]) -> float:
         """Mean loss over the counted targets of all processes, in eval mode."""
         with evaluating(self.model):
             total = sum(float(self.total_loss(one)) for one in passes)
@@ -198,7 +184,7 @@ def fusible(model: nn.Module) -> bool:
     return all(type(p) is nn.Parameter and p.device.type == "cpu" for p in model.parameters())
 
 
-def count(passes: Sequence[Pass]) -> tuple[int, int]:
+def count(passes: Sequence[Batch]) -> tuple[int, int]:
     """Targets that count, and all tokens."""
     counted = sum(int((targets != IGNORED).sum()) for _, targets, _ in passes)
     return counted, sum(inputs.numel() for inputs, _, _ in passes)
