@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from helpers import assert_same, perturb, randn
 from hypermlp.mixers.gla import GLA
-from hypermlp.mixers.gsa import GSA, slot_scores
+from hypermlp.mixers.gsa import GSA
 from hypermlp.mixers.hgrn import HGRN
 from hypermlp.mixers.hgrn2 import HGRN2
 from hypermlp.mixers.linear import LinearAttention
@@ -24,6 +24,7 @@ from hypermlp.mixers.recurrent import RecurrentMixer
 from hypermlp.mixers.retnet import RetNet
 from hypermlp.ops.recurrence import Steps, recurrence
 from hypermlp.ops.scan import scan
+from hypermlp.ops.slots import slot_scores
 
 WIDTH, H, T = 8, 2, 37
 MIXERS: dict[str, type[RecurrentMixer]] = {

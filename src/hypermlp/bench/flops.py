@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from hypermlp.config import HyperGLUConfig
-from hypermlp.mixers import HyperGLU, Mixer, SoftmaxAttention, path
+from hypermlp.mixers import HyperGLU, Mixer, SoftmaxAttention
 from hypermlp.mixers.deltanet import DeltaNet
 from hypermlp.mixers.differential import DifferentialAttention
 from hypermlp.mixers.gated_deltanet import GatedDeltaNet
@@ -32,6 +32,7 @@ from hypermlp.mixers.path import PathAttention
 from hypermlp.mixers.retnet import RetNet
 from hypermlp.mixers.rwkv7 import RWKV7
 from hypermlp.models.lm import Block, LanguageModel
+from hypermlp.ops import path
 
 TRAINING = 3  # forwards that a training step costs
 
@@ -82,7 +83,7 @@ def differential(layer: DifferentialAttention, T: int) -> Work:
 
 
 def path_attention(layer: PathAttention, T: int) -> Work:
-    """In chunks, as mixers/path.py does it: by the definition every pair would have a product of its own."""
+    """In chunks, as ops/path.py does it: by the definition every pair would have a product of its own."""
     H, K, V = layer.n_head, layer.head_key_width, layer.head_value_width
     C = min(path.CHUNK, T)
     n = -(-T // C)

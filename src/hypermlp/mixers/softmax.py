@@ -22,6 +22,7 @@ from hypermlp.mixers.modules import join_linears
 from hypermlp.mixers.parts import INIT_STD, CausalConv
 from hypermlp.ops import pointwise
 from hypermlp.ops.observer import transform
+from hypermlp.ops.types import by_document
 
 TAPS = 4  # of the convolutions, appendix L
 
@@ -162,9 +163,7 @@ def plain_attention() -> AbstractContextManager[None]:
 
 
 def attend_packed(q: Tensor, k: Tensor, v: Tensor, spans: Tensor) -> Tensor:
-    """attend within each document of `spans`, one after another: no T × T mask, and no work between documents."""
+    """attend within each document of `spans`."""
     if torch.compiler.is_compiling() or spans.is_meta or not len(spans):  # the lengths are not known
         return attend(q, k, v, spans)
-    sizes = (spans[:, 2] - spans[:, 1]).tolist()
-    documents = zip(*(t.split(sizes, dim=1) for t in (q, k, v)), strict=True)
-    return torch.cat([attend(*document) for document in documents], dim=1)
+    return by_document(attend, spans, q, k, v)
