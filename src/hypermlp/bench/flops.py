@@ -136,7 +136,7 @@ def gsa(layer: GSA, T: int) -> Work:
 
 def mamba2(layer: Mamba2, T: int) -> Work:
     """The last head is computed in full, even where it is narrower."""
-    return Work(T * products(layer), T * state(layer.n_head, layer.state, layer.head_width, 1, 1, decays=1))
+    return Work(T * products(layer), T * state(layer.n_head, layer.head_key_width, layer.head_value_width, 1, 1, decays=1))
 
 
 def mamba(layer: Mamba, T: int) -> Work:

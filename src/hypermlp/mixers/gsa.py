@@ -15,7 +15,7 @@ from torch import nn
 from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
+from hypermlp.mixers.recurrent import MixResult, Past, RecurrentMixer
 from hypermlp.ops.slots import slot_attention
 
 MOST_SLOTS = 64
@@ -41,10 +41,10 @@ class GSA(RecurrentMixer):
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"K": (self.n_head, self.head_key_width, self.slots), "V": (self.n_head, self.slots, self.head_value_width)}
 
-    def step(self, tokens: Tokens, past: Past) -> Step:
+    def step(self, tokens: Tokens, past: Past) -> MixResult:
         x, borders = tokens.x, {"begins": tokens.begins, "padding": tokens.padding}
         q, k, v = (heads(F.silu(layer(x)), self.n_head) for layer in (self.q, self.k, self.v))
         g = heads(F.logsigmoid(self.f(x)) / SLOWNESS, self.n_head)  # B T H M
         s = -torch.expm1(g)
         o, keys, values = slot_attention(q, k, v, s, g, past.get("K"), past.get("V"), **borders)
-        return Step(self.o(self.norm(F.silu(o.flatten(2)))), {"K": keys, "V": values})
+        return MixResult(self.o(self.norm(F.silu(o.flatten(2)))), {"K": keys, "V": values})

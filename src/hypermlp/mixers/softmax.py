@@ -15,16 +15,14 @@ from torch import Tensor, nn
 from hypermlp import ops
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import at_least_one, choose_from, divisible
-from hypermlp.config import Init
+from hypermlp.config import INIT_STD, ROPE_BASE, TAPS, Init
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Mixer, Tokens, visible_slots
 from hypermlp.mixers.modules import join_linears
-from hypermlp.mixers.parts import INIT_STD, CausalConv
+from hypermlp.mixers.parts import CausalConv
 from hypermlp.ops import pointwise
 from hypermlp.ops.observer import transform
 from hypermlp.ops.types import by_document
-
-TAPS = 4  # of the convolutions, appendix L
 
 
 class Projected(NamedTuple):
@@ -50,7 +48,7 @@ class SoftmaxAttention(Mixer):
         qk_rank: int | None = None,
         vo_rank: int | None = None,
         use_rope: bool = True,
-        rope_base: float = 10000.0,
+        rope_base: float = ROPE_BASE,
         use_kv_conv: bool = False,
         use_qk_gate: bool = False,
         use_vo_gate: bool = False,

@@ -2,7 +2,7 @@
 
     K_t = K_{t−1} Diag(e^{g_t}) + k_t s_tᵀ        V_t = Diag(e^{g_t}) V_{t−1} + s_t v_tᵀ        o_t = V_tᵀ softmax(K_tᵀ q_t)
 
-Letters: B batch, T time, H heads, K and V widths of a head, M slots, n blocks, P places of a block.
+Letters: B batch, T time, H heads, K and V widths of a head, M slots, n blocks, P places of a block (scan.PLACES).
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from torch import Tensor
 
 from hypermlp.ops import foreign
 from hypermlp.ops.recurrence import Steps, expand, recurrence
-from hypermlp.ops.scan import scan
+from hypermlp.ops.scan import PLACES, scan
 from hypermlp.ops.types import compute_dtype, no_autocast
-
-PLACES = 32  # P, a power of two
 
 
 def slot_attention(
