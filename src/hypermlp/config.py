@@ -21,6 +21,9 @@ Init = Literal["paper", "decays"]
 Impl = Literal["auto", "dense", "chunked", "native", "triton"]
 
 END = "<|endoftext|>"  # the token that ends a document
+INIT_STD = 0.02  # of weights, appendix L
+ROPE_BASE = 10000.0
+TAPS = 4  # of convolutions, the current token included, appendix L
 IGNORED = -100  # the target that losses and scores leave out, as torch's cross entropy does
 
 
@@ -94,10 +97,10 @@ class HyperGLUConfig:
     aligner_kind: Aligner = "offset"
 
     use_kv_conv: bool = True
-    conv_kernel_size: int = 4
+    conv_kernel_size: int = TAPS
 
     use_rope: bool = False
-    rope_base: float = 10000.0
+    rope_base: float = ROPE_BASE
 
     gate_act: GateAct = "sigmoid"
     use_qk_gate: bool = True
@@ -109,7 +112,7 @@ class HyperGLUConfig:
     op1_use_diag: bool = True
     op1_shortcut: bool = True
     op1_do_masking: bool = True
-    op1_init_std: float = 0.02
+    op1_init_std: float = INIT_STD
 
     use_op2: bool = True
     op2_rank: int = 16
@@ -117,7 +120,7 @@ class HyperGLUConfig:
     op2_use_diag: bool = True
     op2_shortcut: bool = True
     op2_do_masking: bool = True
-    op2_init_std: float = 0.02
+    op2_init_std: float = INIT_STD
 
     init: Init = "paper"
 

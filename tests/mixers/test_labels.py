@@ -9,7 +9,7 @@ import torch
 
 from helpers import assert_same, perturb, randn, run_layer
 from hypermlp import HyperGLU
-from hypermlp.mixers import SoftmaxAttention
+from hypermlp.mixers import SoftmaxAttention, build_mixer
 from hypermlp.mixers.labels import TABLE1, Label, build, count_by_component, edits, every_label, explain
 
 WIDTH, LENGTH = 32, 24
@@ -40,6 +40,20 @@ def test_every_label_is_read_written_built_and_trained(text: str) -> None:
     assert ("op1" in parts, "op2" in parts) == (label.mix1, label.mix2)
     assert mixer.q.weight.shape == mixer.k.weight.shape == (WIDTH // 4 if label.compress_qk else WIDTH, WIDTH)
     assert mixer.v.weight.shape == mixer.o.weight.mT.shape == (WIDTH // 4 if label.compress_vo else WIDTH, WIDTH)
+
+
+def test_ranks_behind_a_name_belong_to_its_label() -> None:
+    label = Label.parse("hyperglu@8")
+    assert str(label) == "G-cg-q-12o@8"
+    assert Label.parse(str(label)) == label
+    ours = build(label, WIDTH, LENGTH)
+    assert isinstance(ours, HyperGLU)
+    assert ours.config == build_mixer("hyperglu@8", WIDTH, LENGTH).config
+    assert (ours.config.op1_rank, ours.config.op2_rank, ours.config.qk_rank) == (8, 8, WIDTH // 2)
+    assert explain(label, WIDTH, LENGTH).words["@8"].startswith("mixing of rank 8")
+    for text in ("S-p@8", "G-cg-q@8", "G-cg-q-12o@", "G-cg-q-12o@0", "mamba@8"):
+        with pytest.raises(ValueError, match="NAME@RANK is for labels"):
+            Label.parse(text)
 
 
 def kind(mixer: torch.nn.Module) -> str:

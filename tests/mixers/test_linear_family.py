@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from helpers import assert_same, perturb, randn
 from hypermlp.mixers.gla import GLA
-from hypermlp.mixers.gsa import GSA, slot_scores
+from hypermlp.mixers.gsa import GSA
 from hypermlp.mixers.hgrn import HGRN
 from hypermlp.mixers.hgrn2 import HGRN2
 from hypermlp.mixers.linear import LinearAttention
@@ -24,6 +24,7 @@ from hypermlp.mixers.recurrent import RecurrentMixer
 from hypermlp.mixers.retnet import RetNet
 from hypermlp.ops.recurrence import Steps, recurrence
 from hypermlp.ops.scan import scan
+from hypermlp.ops.slots import slot_scores
 
 WIDTH, H, T = 8, 2, 37
 MIXERS: dict[str, type[RecurrentMixer]] = {
@@ -123,14 +124,15 @@ def mamba_token(m: Mamba, x: Tensor, S: dict[str, Tensor], t: int) -> tuple[Tens
 def mamba2_token(m: Mamba2, x: Tensor, S: dict[str, Tensor], t: int) -> tuple[Tensor, dict[str, Tensor]]:
     gate, into, delta = (m.into.weight @ x).split([m.inner, m.conv_width, m.n_head])
     mixed, inputs = convolved(m.conv, into, S)
-    u, B, C = mixed.split([m.inner, m.state, m.state])
+    u, B, C = mixed.split([m.inner, m.head_key_width, m.head_key_width])
     delta = torch.log1p(torch.exp(delta + m.delta_bias))
     # Channel by channel, so that a narrower last head needs no padding here; the state's unused columns stay zero.
-    head = torch.arange(m.inner) // m.head_width
+    head = torch.arange(m.inner) // m.head_value_width
     new = S["S"].transpose(1, 2).flatten(0, 1)[: m.inner].T  # N E
     new = torch.exp(-torch.exp(m.A_log) * delta)[head] * new + torch.outer(B, delta[head] * u)
     y = norm((C @ new + m.D[head] * u) * F.silu(gate), m.norm.weight)
-    kept = F.pad(new, (0, m.n_head * m.head_width - m.inner)).view(m.state, m.n_head, m.head_width).transpose(0, 1)
+    N, P = m.head_key_width, m.head_value_width
+    kept = F.pad(new, (0, m.n_head * P - m.inner)).view(N, m.n_head, P).transpose(0, 1)
     return m.o.weight @ y, {"S": kept, "inputs": inputs}
 
 
@@ -173,7 +175,7 @@ def test_a_lower_bound_keeps_gates_above_it(name: str) -> None:
 
 def test_the_last_head_of_mamba2_may_be_narrower() -> None:
     mixer = Mamba2(WIDTH, value_width=2 * 64 + 6)
-    assert (mixer.n_head, mixer.head_width) == (3, 64)
+    assert (mixer.n_head, mixer.head_value_width) == (3, 64)
     assert_follows_the_equations("mamba2", mixer)
 
 
@@ -212,7 +214,7 @@ def test_mamba_begins_as_published() -> None:
     mamba, mamba2 = Mamba(64), Mamba2(64)
     assert_same(-mamba.A_log.exp(), -torch.arange(1.0, 17).expand(128, 16), 1e-6)
     assert mamba.rank == 4
-    assert (mamba2.n_head, mamba2.head_width, mamba2.state) == (2, 64, 64)
+    assert (mamba2.n_head, mamba2.head_value_width, mamba2.head_key_width) == (2, 64, 64)
     for bias in (mamba.delta.bias, mamba2.delta_bias):
         assert 1e-3 * 0.999 <= F.softplus(bias).min() <= F.softplus(bias).max() <= 0.1 * 1.001
     assert 1 <= mamba2.A_log.exp().min() <= mamba2.A_log.exp().max() <= 16

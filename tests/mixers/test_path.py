@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from helpers import assert_same, gradients, perturb, randn, run_layer
-from hypermlp.mixers import path
-from hypermlp.mixers.path import PathAttention, PathInputs, path_attention
+from hypermlp.mixers.path import PathAttention
+from hypermlp.ops import path
+from hypermlp.ops.path import PathInputs, path_attention
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it looks for a GPU

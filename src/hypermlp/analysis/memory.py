@@ -36,9 +36,10 @@ from hypermlp.mixers.differential import DifferentialAttention
 from hypermlp.mixers.forgetting import ForgettingAttention
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.mixers.parts import NORM_EPS
-from hypermlp.mixers.path import PathAttention, PathInputs
+from hypermlp.mixers.path import PathAttention
 from hypermlp.mixers.softmax import SoftmaxAttention
 from hypermlp.ops import Mixing
+from hypermlp.ops.path import PathInputs
 from hypermlp.ops.types import slot_ends
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from hypermlp.config import HyperGLUConfig
-from hypermlp.mixers import HyperGLU, Mixer, SoftmaxAttention, path
+from hypermlp.mixers import HyperGLU, Mixer, SoftmaxAttention
 from hypermlp.mixers.deltanet import DeltaNet
 from hypermlp.mixers.differential import DifferentialAttention
 from hypermlp.mixers.forgetting import ForgettingAttention
@@ -34,6 +34,7 @@ from hypermlp.mixers.path import PathAttention
 from hypermlp.mixers.retnet import RetNet
 from hypermlp.mixers.rwkv7 import RWKV7
 from hypermlp.models.lm import Block, LanguageModel
+from hypermlp.ops import path
 
 TRAINING = 3  # forwards that a training step costs
 
@@ -89,7 +90,7 @@ def forgetting(layer: ForgettingAttention, T: int) -> Work:
 
 
 def path_attention(layer: PathAttention, T: int) -> Work:
-    """In chunks, as mixers/path.py does it: by the definition every pair would have a product of its own."""
+    """In chunks, as ops/path.py does it: by the definition every pair would have a product of its own."""
     H, K, V = layer.n_head, layer.head_key_width, layer.head_value_width
     C = min(path.CHUNK, T)
     n = -(-T // C)
@@ -122,12 +123,7 @@ def deltanet(layer: DeltaNet, T: int) -> Work:
     return Work(T * products(layer), T * state(layer.n_head, layer.width // layer.n_head, layer.head_value_width, 2, 1))
 
 
-def gated_deltanet(layer: GatedDeltaNet, T: int) -> Work:
-    K = layer.key_width // layer.n_head
-    return Work(T * products(layer), T * state(layer.n_head, K, layer.head_value_width, 2, 1, decays=1))
-
-
-def kda(layer: KimiDeltaAttention, T: int) -> Work:
+def gated_delta_rule(layer: GatedDeltaNet | KimiDeltaAttention, T: int) -> Work:
     return Work(T * products(layer), T * state(layer.n_head, layer.head_key_width, layer.head_value_width, 2, 1, decays=1))
 
 
@@ -146,7 +142,7 @@ def gsa(layer: GSA, T: int) -> Work:
 
 def mamba2(layer: Mamba2, T: int) -> Work:
     """The last head is computed in full, even where it is narrower."""
-    return Work(T * products(layer), T * state(layer.n_head, layer.state, layer.head_width, 1, 1, decays=1))
+    return Work(T * products(layer), T * state(layer.n_head, layer.head_key_width, layer.head_value_width, 1, 1, decays=1))
 
 
 def mamba(layer: Mamba, T: int) -> Work:
@@ -174,8 +170,8 @@ COUNTERS: dict[type[Mixer], Callable[[Any, int], Work]] = {
     GLA: decayed,
     HGRN2: decayed,
     DeltaNet: deltanet,
-    GatedDeltaNet: gated_deltanet,
-    KimiDeltaAttention: kda,
+    GatedDeltaNet: gated_delta_rule,
+    KimiDeltaAttention: gated_delta_rule,
     RWKV7: rwkv7,
     GSA: gsa,
     Mamba: mamba,

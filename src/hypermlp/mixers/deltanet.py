@@ -10,15 +10,14 @@ from __future__ import annotations
 from torch import nn
 
 from hypermlp.checks import divisible
+from hypermlp.config import TAPS
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import RMSNorm, ShortConv, head_width, heads, init_linears, unit, write_strength
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
-from hypermlp.ops.recurrence import Steps, recurrence
-
-TAPS = 4  # of the convolution
+from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
+from hypermlp.ops.recurrence import Steps
 
 
-class DeltaNet(RecurrentMixer):
+class DeltaNet(MatrixMixer):
     """q, k and v through a short convolution, q and k of unit length, the state's readout normalised in each head.
 
     value_width: of all heads together (None: the layer's width, and so 4 C² parameters).
@@ -32,7 +31,7 @@ class DeltaNet(RecurrentMixer):
         value_width = width if value_width is None else value_width
         self.negative = negative
         divisible("width", width, n_head, f"n_head ({n_head})")
-        self.head_value_width = head_width(value_width, n_head)
+        self.head_key_width, self.head_value_width = width // n_head, head_width(value_width, n_head)
         self.width, self.n_head, self.value_width = width, n_head, value_width
         self.conv_width = 2 * width + value_width
         self.qkv = nn.Linear(width, self.conv_width, bias=False)
@@ -42,15 +41,12 @@ class DeltaNet(RecurrentMixer):
         self.o = nn.Linear(value_width, width, bias=False)
         init_linears(self)
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.width // self.n_head, self.head_value_width)}
-
-    def step(self, tokens: Tokens, past: Past) -> Step:
+    def step(self, tokens: Tokens, past: Past) -> MixResult:
         inputs = self.qkv(tokens.x)
         mixed = self.conv(inputs, tokens, past.history)
         q, k, v = (heads(t, self.n_head) for t in mixed.split([self.width, self.width, self.value_width], -1))
         q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
         beta = write_strength(self.beta(tokens.x), self.negative)[..., None]  # B T H 1
         steps = Steps(q, beta * k, v, a=-k, beta=beta)
-        o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
-        return Step(self.o(self.norm(o).flatten(2)), {"S": S}, inputs)
+        o, states = self.recur(steps, tokens, past)
+        return MixResult(self.o(self.norm(o).flatten(2)), states, inputs)

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import divisible
+from hypermlp.config import ROPE_BASE
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.parts import NORM_EPS, head_width, heads, init_linears
 from hypermlp.mixers.softmax import attend, attend_packed
 
-ROPE_BASE = 10000.0
 LAMBDA_STD = 0.1
 
 

@@ -11,15 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hypermlp.config import TAPS
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, unit, write_strength
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
-from hypermlp.ops.recurrence import Steps, recurrence
-
-TAPS = 4  # of the convolution
+from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
+from hypermlp.ops.recurrence import Steps
 
 
-class GatedDeltaNet(RecurrentMixer):
+class GatedDeltaNet(MatrixMixer):
     """DeltaNet with a decay in each head, narrower keys, wider values and a gate on the readout.
 
     value_width: of all heads together (None: twice the keys' width, which is 3/4 of the layer's; 6 C² parameters).
@@ -33,7 +32,7 @@ class GatedDeltaNet(RecurrentMixer):
         self.negative = negative
         key_width = n_head * max(1, round(0.75 * width / n_head))
         value_width = 2 * key_width if value_width is None else value_width
-        self.head_value_width = head_width(value_width, n_head)
+        self.head_key_width, self.head_value_width = key_width // n_head, head_width(value_width, n_head)
         self.width, self.n_head, self.key_width, self.value_width = width, n_head, key_width, value_width
         self.conv_width = 2 * key_width + value_width
         self.qkv = nn.Linear(width, self.conv_width, bias=False)
@@ -49,10 +48,7 @@ class GatedDeltaNet(RecurrentMixer):
             self.A_log.uniform_(1e-4, 16).log_()
             self.dt_bias.copy_(first_steps(n_head))
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.key_width // self.n_head, self.head_value_width)}
-
-    def step(self, tokens: Tokens, past: Past) -> Step:
+    def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
         inputs = self.qkv(x)
         mixed = self.conv(inputs, tokens, past.history)
@@ -61,5 +57,5 @@ class GatedDeltaNet(RecurrentMixer):
         beta = write_strength(self.beta(x), self.negative)[..., None]  # B T H 1
         g = self.A_log.exp() * F.logsigmoid(-self.decay(x) - self.dt_bias)  # B T H; −softplus, whose gradient does not compile
         steps = Steps(q, beta * k, v, g, a=-g.exp()[..., None] * k, beta=beta)
-        o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
-        return Step(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), {"S": S}, inputs)
+        o, states = self.recur(steps, tokens, past)
+        return MixResult(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), states, inputs)

@@ -13,14 +13,14 @@ from torch import nn
 from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
-from hypermlp.ops.recurrence import Steps, recurrence
+from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
+from hypermlp.ops.recurrence import Steps
 
 DECAY_RANK = 16
 SLOWNESS = 16  # what the log of the decay is divided by, so that the state decays slowly at first
 
 
-class GLA(RecurrentMixer):
+class GLA(MatrixMixer):
     """q and k of half the width, values and a swish gate of the whole, RMSNorm per head. About 4 C² parameters."""
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
@@ -36,13 +36,10 @@ class GLA(RecurrentMixer):
         init_linears(self)
         self.norm = RMSNorm(self.head_value_width)
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.head_key_width, self.head_value_width)}
-
-    def step(self, tokens: Tokens, past: Past) -> Step:
+    def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
         q, k, v = (heads(layer(x), self.n_head) for layer in (self.q, self.k, self.v))
         g = heads(F.logsigmoid(self.decay_out(self.decay_in(x))) / SLOWNESS, self.n_head)
         steps = Steps(q * self.head_key_width**-0.5, k, v, g)
-        o, state = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
-        return Step(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), {"S": state})
+        o, states = self.recur(steps, tokens, past)
+        return MixResult(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), states)

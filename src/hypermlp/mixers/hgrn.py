@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import RMSNorm, head_width, init_linears
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
+from hypermlp.mixers.recurrent import MixResult, Past, RecurrentMixer
 from hypermlp.ops.scan import scan
 
 
@@ -35,11 +35,11 @@ class HGRN(RecurrentMixer):
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"h": (self.inner,)}
 
-    def step(self, tokens: Tokens, past: Past) -> Step:
+    def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
         g, new = forget_gate(self.f(x), self.lower_bound)
         h, last = scan(g, F.silu(self.i(x)) * new, past.get("h"), begins=tokens.begins, padding=tokens.padding)
-        return Step(self.o(self.norm(h) * F.silu(self.gate(x))), {"h": last})
+        return MixResult(self.o(self.norm(h) * F.silu(self.gate(x))), {"h": last})
 
 
 def forget_gate(f: Tensor, lower_bound: float) -> tuple[Tensor, Tensor]:

@@ -14,11 +14,11 @@ from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.hgrn import check_bound, forget_gate
 from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
-from hypermlp.ops.recurrence import Steps, recurrence
+from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
+from hypermlp.ops.recurrence import Steps
 
 
-class HGRN2(RecurrentMixer):
+class HGRN2(MatrixMixer):
     """RMSNorm over all heads together. 4 C² parameters. lower_bound as in HGRN."""
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, lower_bound: float = 0.0) -> None:
@@ -33,13 +33,10 @@ class HGRN2(RecurrentMixer):
         init_linears(self)
         self.norm = RMSNorm(inner)
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.head_key_width, self.head_value_width)}
-
-    def step(self, tokens: Tokens, past: Past) -> Step:
+    def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
         g, k = forget_gate(self.f(x), self.lower_bound)
         q = F.silu(self.q(x)) * self.head_key_width**-0.5
         steps = Steps(*(heads(t, self.n_head) for t in (q, k, self.i(x), g)))
-        o, state = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
-        return Step(self.o(self.norm(o.flatten(2))), {"S": state})
+        o, states = self.recur(steps, tokens, past)
+        return MixResult(self.o(self.norm(o.flatten(2))), states)

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from hypermlp import ops
 from hypermlp.cache import Cache, CacheSpec
-from hypermlp.config import HyperGLUConfig, Init
+from hypermlp.config import INIT_STD, HyperGLUConfig, Init
 from hypermlp.mixers import fast, rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
 from hypermlp.mixers.base import Mixer, Tokens, gradients_without
 from hypermlp.mixers.modules import known
-from hypermlp.mixers.parts import INIT_STD, CausalConv, decay_bank
+from hypermlp.mixers.parts import CausalConv, decay_bank
 from hypermlp.mixers.route import Route, choose_route
 from hypermlp.ops import dispatch, pointwise
 from hypermlp.ops.parameters import LayerParameters, LayerShape

@@ -12,15 +12,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from hypermlp.checks import divisible
+from hypermlp.config import TAPS
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, unit
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
-from hypermlp.ops.recurrence import Steps, recurrence
-
-TAPS = 4  # of the convolution
+from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
+from hypermlp.ops.recurrence import Steps
 
 
-class KimiDeltaAttention(RecurrentMixer):
+class KimiDeltaAttention(MatrixMixer):
     """q, k and v of the whole width; decays and the sigmoid gate on the readout go through a bottleneck of one head's width.
 
     Args:
@@ -51,10 +50,7 @@ class KimiDeltaAttention(RecurrentMixer):
             self.A_log.uniform_(1, 16).log_()
             self.dt_bias.copy_(first_steps(width))
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.head_key_width, self.head_value_width)}
-
-    def step(self, tokens: Tokens, past: Past) -> Step:
+    def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
         inputs = self.qkv(x)
         mixed = self.conv(inputs, tokens, past.history)
@@ -65,5 +61,5 @@ class KimiDeltaAttention(RecurrentMixer):
         rate = F.logsigmoid(-self.decay_out(self.decay_in(x)) - self.dt_bias)  # −softplus, whose gradient does not compile
         g = self.A_log.exp() * heads(rate, self.n_head)  # B T H K
         steps = Steps(q, beta * k, v, g, a=-g.exp() * k, beta=beta)
-        o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
-        return Step(self.o(self.norm(o).flatten(2) * torch.sigmoid(self.gate_out(self.gate_in(x)))), {"S": S}, inputs)
+        o, states = self.recur(steps, tokens, past)
+        return MixResult(self.o(self.norm(o).flatten(2) * torch.sigmoid(self.gate_out(self.gate_in(x)))), states, inputs)

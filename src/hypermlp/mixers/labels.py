@@ -6,6 +6,7 @@
     tmix     1, 2 or 12: mixing along the sequence by R1, R2 or both, of rank 16 (R and G only)
     layout   o lays the mixing out by lag; without it a slot meets the parameters of its place in the input
     !        full ranks: gates or mixing, and no compression to pay for them; present exactly in that case
+    @8       another allocation of the ranks: mixing of rank 8, and q and k wider in proportion; behind a label or a name it has
 
 Parts are separated by "-" and left out where empty; "!" follows the last. Two labels have names: R-cg-q-12o is HyperMLP and
 G-cg-q-12o is HyperGLU. The grammar is finite, so errors are explained from the list of all labels.
@@ -14,7 +15,7 @@ G-cg-q-12o is HyperGLU. The grammar is finite, so errors are explained from the 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -55,6 +56,8 @@ MEANING = {
     "-": "the next part",
     "": "the end",
 }
+RANK = HyperGLUConfig.op1_rank  # of mixing, as published
+WHOSE_RANKS = "NAME@RANK is for labels with q and temporal mixing and for HyperGLU, such as G-cg-q-12o@8"
 NO_LAG = "place layout: a parameter of R1 and R2 belongs to a place in the input, so there is no cache and no longer input"
 # Any of the right letters in any order, to say what is wrong with them.
 LETTERS = re.compile(r"([SRG])(?:-([pcg]+))?(?:-([qv]+))?(?:-([12]*)(o*))?(!?)", re.IGNORECASE)
@@ -78,6 +81,7 @@ class Label:
     mix2: bool = False
     lag: bool = False
     over: bool = False
+    rank: int | None = None  # of mixing, where it is not the published one
 
     def __post_init__(self) -> None:
         choose_from("base", self.base, ("S", "R", "G"))
@@ -97,12 +101,20 @@ class Label:
             raise ValueError("! marks a layer above the budget; without gates (g) or mixing (1, 2) this one is within it")
         if (self.gate or mixing) and not (compressed or self.over):
             raise ValueError("gates and mixing at full ranks exceed the budget: compress with q or v, or mark it with !")
+        if self.rank is not None and (self.rank < 1 or not self.shares_ranks):
+            raise ValueError(WHOSE_RANKS)
 
     def __str__(self) -> str:
         feat = "p" * self.rope + "c" * self.conv + "g" * self.gate
         rank = "q" * self.compress_qk + "v" * self.compress_vo
         mixing = "1" * self.mix1 + "2" * self.mix2 + "o" * self.lag
-        return "-".join(part for part in (self.base, feat, rank, mixing) if part) + "!" * self.over
+        name = "-".join(part for part in (self.base, feat, rank, mixing) if part) + "!" * self.over
+        return name if self.rank is None else f"{name}@{self.rank}"
+
+    @property
+    def shares_ranks(self) -> bool:
+        """Whether temporal mixing and the width of q and k share a budget."""
+        return self.compress_qk and (self.mix1 or self.mix2)
 
     def rank_step(self, n_head: int = 2) -> int:
         """What qk_rank must be a multiple of."""
@@ -111,6 +123,12 @@ class Label:
     @classmethod
     def parse(cls, text: str) -> Label:
         """The label that `text` spells; a ValueError shows where it goes wrong."""
+        name, at, rank = text.partition("@")
+        if at:
+            name = SAME.get(name, name)
+            if not is_meant(name) or not rank.isdigit():
+                raise ValueError(f"{text!r}: {WHOSE_RANKS}")
+            return replace(cls.parse(name), rank=int(rank))
         reason, meant = "", {alias.lower(): name for name, alias in ALIASES.items()}.get(text.lower())
         found = LETTERS.fullmatch(text)
         if found is not None:
@@ -126,8 +144,14 @@ class Label:
 
 
 def is_meant(text: str) -> bool:
-    """Whether a text is to be read as a label, right or wrong: a base alone, or followed by another part."""
-    return ":" not in text and text[:1] in ("S", "R", "G") and text[1:2] in ("", "-", "!")
+    """Whether a text is to be read as a label, right or wrong: a base alone, or followed by another part; or NAME@RANK."""
+    return ":" not in text and ("@" in text or (text[:1] in ("S", "R", "G") and text[1:2] in ("", "-", "!")))
+
+
+def shares_ranks(name: str) -> bool:
+    """Whether NAME@RANK is a mixer too."""
+    name = SAME.get(name, name)
+    return is_meant(name) and "@" not in name and Label.parse(name).shares_ranks
 
 
 def fields(base: str, feat: str, rank: str, mixing: str, lag: str, over: str) -> dict[str, Any]:
@@ -190,13 +214,16 @@ def build(
 ) -> Mixer:
     """The mixer of a label, of this width and for contexts of up to `length` tokens.
 
-    qk_rank: the width of q and k over all heads, for labels with q (None: width / 4, rounded up to what the heads can share).
+    qk_rank: the width of q and k over all heads, for labels with q (None: width / 4, rounded up to what the heads can share; or
+        what mixing of another rank leaves to them, at most the full width).
     init: how convolutions and lag factors begin (docs/layer.md).
     """
     label = Label.parse(label) if isinstance(label, str) else label
     if qk_rank is None:
         step = label.rank_step(n_head)
         qk_rank = -(-width // 4 // step) * step if label.compress_qk else width
+        if label.rank is not None:
+            qk_rank = min(width, -(-qk_rank * RANK // (label.rank * step)) * step)
     elif not label.compress_qk:
         raise ValueError(f"qk_rank ({qk_rank}) is for labels with q; {label} has q and k of the full width")
     common: dict[str, Any] = {
@@ -217,6 +244,8 @@ def build(
         attn_kind="glu" if label.base == "G" else "relu",
         use_op1=label.mix1,
         use_op2=label.mix2,
+        op1_rank=label.rank or RANK,
+        op2_rank=label.rank or RANK,
         aligner_kind="offset" if label.lag or not (label.mix1 or label.mix2) else "identity",
         **common,
     )
@@ -268,7 +297,9 @@ def explain(label: Label | str, width: int, length: int) -> Explanation:
     label = Label.parse(label) if isinstance(label, str) else label
     with torch.device("meta"):
         mixer = build(label, width, length)
-    words = {letter: MEANING[letter] for letter in str(label) if letter != "-"}
+    words = {letter: MEANING[letter] for letter in str(replace(label, rank=None)) if letter != "-"}
+    if label.rank is not None:
+        words[f"@{label.rank}"] = f"mixing of rank {label.rank}: and q and k wider in proportion"
     if (label.mix1 or label.mix2) and not label.lag:
         words["no o"] = NO_LAG
     return Explanation(label, ALIASES.get(str(label)), words, count_by_component(mixer))

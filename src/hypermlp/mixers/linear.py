@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
-from hypermlp.ops.recurrence import Steps, recurrence
+from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
+from hypermlp.ops.recurrence import Steps
 
 
-class LinearAttention(RecurrentMixer):
+class LinearAttention(MatrixMixer):
     """φ(x) = (W₁x + b₁) ⊙ (W₂x + b₂), shared by all heads, unnormalised; RMSNorm per head. 4 C² parameters and 4 K²
     of the feature maps."""
 
@@ -32,14 +32,11 @@ class LinearAttention(RecurrentMixer):
         self.feature_q, self.feature_k = Feature(self.head_key_width), Feature(self.head_key_width)
         self.norm = RMSNorm(self.head_value_width)
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.head_key_width, self.head_value_width)}
-
-    def step(self, tokens: Tokens, past: Past) -> Step:
+    def step(self, tokens: Tokens, past: Past) -> MixResult:
         q, k, v = (heads(layer(tokens.x), self.n_head) for layer in (self.q, self.k, self.v))
         steps = Steps(self.feature_q(q) * self.head_key_width**-0.5, self.feature_k(k), v)
-        o, state = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
-        return Step(self.o(self.norm(o).flatten(2)), {"S": state})
+        o, states = self.recur(steps, tokens, past)
+        return MixResult(self.o(self.norm(o).flatten(2)), states)
 
 
 class Feature(nn.Module):

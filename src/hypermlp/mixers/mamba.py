@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from hypermlp import ops
+from hypermlp.config import TAPS
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import ShortConv, first_steps, head_width, init_linears
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
+from hypermlp.mixers.recurrent import MixResult, Past, RecurrentMixer
 from hypermlp.ops.scan import selective_scan
 
 STATE = 16  # N
@@ -28,7 +29,7 @@ class Mamba(RecurrentMixer):
     value_width: the inner width (None: twice the width).
     """
 
-    taps = 4
+    taps = TAPS
 
     def __init__(self, width: int, *, value_width: int | None = None) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class Mamba(RecurrentMixer):
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"h": (STATE, self.conv_width)}
 
-    def step(self, tokens: Tokens, past: Past) -> Step:
+    def step(self, tokens: Tokens, past: Past) -> MixResult:
         conv_inputs, gate = self.into(tokens.x).chunk(2, dim=-1)
         x = self.conv(conv_inputs, tokens, past.history)
         low, B, C = self.select(x).split([self.rank, STATE, STATE], dim=-1)
@@ -55,4 +56,4 @@ class Mamba(RecurrentMixer):
         impl = ops.resolve("auto", x)
         borders = {"begins": tokens.begins, "padding": tokens.padding}
         y, last = selective_scan(x, delta, A, B, C, past.get("h"), **borders, impl=impl)
-        return Step(self.o((y + self.D * x) * F.silu(gate)), {"h": last}, conv_inputs)
+        return MixResult(self.o((y + self.D * x) * F.silu(gate)), {"h": last}, conv_inputs)

@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hypermlp.config import TAPS
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
-from hypermlp.ops.recurrence import Steps, recurrence
+from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
+from hypermlp.ops.recurrence import Steps
 
 HEAD_WIDTH, MOST_STATE = 64, 128
 
 
-class Mamba2(RecurrentMixer):
+class Mamba2(MatrixMixer):
     """Heads that share B and C of width N = min(128, C), RMSNorm of the gated readout. About 6 C² parameters.
 
     Args:
@@ -28,14 +29,14 @@ class Mamba2(RecurrentMixer):
         value_width: the inner width; None: twice the width.
     """
 
-    taps = 4
+    taps = TAPS
 
     def __init__(self, width: int, n_head: int | None = None, *, value_width: int | None = None) -> None:
         super().__init__()
         self.width, self.inner = width, 2 * width if value_width is None else value_width
-        self.head_width = min(HEAD_WIDTH, head_width(self.inner, 2)) if n_head is None else head_width(self.inner, n_head)
-        self.n_head, self.state = -(-self.inner // self.head_width), min(MOST_STATE, width)
-        self.conv_width = self.inner + 2 * self.state
+        self.head_value_width = min(HEAD_WIDTH, head_width(self.inner, 2)) if n_head is None else head_width(self.inner, n_head)
+        self.n_head, self.head_key_width = -(-self.inner // self.head_value_width), min(MOST_STATE, width)
+        self.conv_width = self.inner + 2 * self.head_key_width
         self.into = nn.Linear(width, self.inner + self.conv_width + self.n_head, bias=False)
         self.o = nn.Linear(self.inner, width, bias=False)
         init_linears(self)
@@ -45,17 +46,14 @@ class Mamba2(RecurrentMixer):
         self.D = nn.Parameter(torch.ones(self.n_head))
         self.norm = RMSNorm(self.inner)
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.state, self.head_width)}
-
-    def step(self, tokens: Tokens, past: Past) -> Step:
+    def step(self, tokens: Tokens, past: Past) -> MixResult:
         gate, conv_inputs, delta = self.into(tokens.x).split([self.inner, self.conv_width, self.n_head], dim=-1)
         mixed = self.conv(conv_inputs, tokens, past.history)
-        x, B, C = mixed.split([self.inner, self.state, self.state], dim=-1)
-        x = heads(F.pad(x, (0, self.n_head * self.head_width - self.inner)), self.n_head)  # B T H P
+        x, B, C = mixed.split([self.inner, self.head_key_width, self.head_key_width], dim=-1)
+        x = heads(F.pad(x, (0, self.n_head * self.head_value_width - self.inner)), self.n_head)  # B T H P
         delta = F.softplus(delta + self.delta_bias)  # B T H
         q, k = (t[:, :, None].expand(-1, -1, self.n_head, -1) for t in (C, B))
         steps = Steps(q, k, delta[..., None] * x, -delta * self.A_log.exp())
-        o, state = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
+        o, states = self.recur(steps, tokens, past)
         y = (o + self.D[:, None] * x).flatten(2)[..., : self.inner]
-        return Step(self.o(self.norm(y * F.silu(gate))), {"S": state}, conv_inputs)
+        return MixResult(self.o(self.norm(y * F.silu(gate))), states, conv_inputs)

@@ -12,12 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.checks import at_least_one, divisible
-from hypermlp.config import Init
+from hypermlp.config import INIT_STD, TAPS, Init
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.modules import known
 from hypermlp.ops import pointwise
 
-INIT_STD = 0.02  # appendix L
 NORM_EPS = 1e-5
 SHORTEST, LONGEST = 1e-3, 0.1  # steps Δ that a layer begins with
 
@@ -47,7 +46,7 @@ class CausalConv(nn.Module):
 class ShortConv(nn.Module):
     """Depthwise causal convolution along time followed by SiLU; weight (C W), newest tap last."""
 
-    def __init__(self, width: int, taps: int = 4, *, bias: bool = False) -> None:
+    def __init__(self, width: int, taps: int = TAPS, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, taps))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None

@@ -1,6 +1,6 @@
 """What the mixers with a recurrent state share: their way through padding, packing and the cache.
 
-Letters: B batch, T time, C width, W taps.
+Letters: B batch, T time, C width, W taps, H heads, K and V widths of a head.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.mixers.base import Mixer, Tokens
+from hypermlp.ops.recurrence import Steps, recurrence
 
 
 class Past(NamedTuple):
@@ -24,7 +25,7 @@ class Past(NamedTuple):
         return self.states.get(name)
 
 
-class Step(NamedTuple):
+class MixResult(NamedTuple):
     """What a recurrent mixer computes for some tokens."""
 
     y: Tensor  # B T C
@@ -43,7 +44,7 @@ class RecurrentMixer(Mixer):
         """name → shape for one row of the batch."""
 
     @abstractmethod
-    def step(self, tokens: Tokens, past: Past) -> Step:
+    def step(self, tokens: Tokens, past: Past) -> MixResult:
         """Continue from `past`. tokens.begins and tokens.padding mark the first tokens of documents and padding."""
 
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
@@ -55,3 +56,19 @@ class RecurrentMixer(Mixer):
 
     def cache_spec(self) -> CacheSpec:
         return CacheSpec(states=self.state_shapes(), taps=self.taps, width=self.conv_width)
+
+
+class MatrixMixer(RecurrentMixer):
+    """A mixer whose state is a matrix S (K V) in each head, carried from token to token by ops.recurrence."""
+
+    n_head: int
+    head_key_width: int  # K
+    head_value_width: int  # V
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_head, self.head_key_width, self.head_value_width)}
+
+    def recur(self, steps: Steps, tokens: Tokens, past: Past) -> tuple[Tensor, dict[str, Tensor]]:
+        """Readouts o (B T H V), and the state after the last token."""
+        o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
+        return o, {"S": S}

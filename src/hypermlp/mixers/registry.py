@@ -6,7 +6,7 @@ Labels of Table 1 (mixers/labels.py) name mixers too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import get_args
@@ -152,8 +152,6 @@ def build_mixer(
 ) -> Mixer:
     """The mixer of a registered name or a label.
 
-    "@8" behind a name is another allocation of the ranks: temporal mixing of rank 8, and q and k wider in proportion.
-
     Args:
         name: a key of MIXERS, or a label of Table 1's grammar (mixers/labels.py).
         width: of its inputs and outputs.
@@ -165,8 +163,6 @@ def build_mixer(
     choose_from("init", init, get_args(Init))
     if heads is not None:
         at_least_one("heads", heads)
-    if "@" in name:
-        return reallocate(name, width, length, size, heads, init)
     if name in MIXERS:
         entry = MIXERS[name]
         if heads is not None and not entry.heads:
@@ -200,29 +196,3 @@ def is_known(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def reallocate(name: str, width: int, length: int, size: int | None, heads: int | None, init: Init) -> HyperGLU:
-    """NAME@RANK: what temporal mixing gives up from its own rank, q and k get (at most the full width)."""
-    base, _, rank = name.partition("@")
-    if not rank.isdigit() or int(rank) < 1 or not has_free_ranks(base):
-        raise ValueError(f"{name!r}: NAME@RANK is for labels with q and temporal mixing and for HyperGLU, such as G-cg-q-12o@8")
-    with torch.device("meta"):
-        usual = build_mixer(base, width, length, size, heads=heads, init=init)
-    assert isinstance(usual, HyperGLU)
-    config = usual.config
-    assert config.qk_rank is not None
-    step = config.n_head * (2 if config.attn_kind == "glu" else 1) * (2 if config.use_rope else 1)
-    wider = min(width, -(-config.qk_rank * config.op1_rank // (int(rank) * step)) * step)
-    qk_rank = config.qk_rank if size is not None else wider
-    return type(usual)(replace(config, op1_rank=int(rank), op2_rank=int(rank), qk_rank=qk_rank))
-
-
-def has_free_ranks(name: str) -> bool:
-    """Whether a mixer shares a budget between temporal mixing and q and k."""
-    if name in MIXERS:
-        return MIXERS[name].build in (MIXERS["hyperglu"].build, MIXERS["hypermlp"].build)
-    if not labels.is_meant(name):
-        return False
-    label = labels.Label.parse(name)
-    return label.compress_qk and (label.mix1 or label.mix2)

@@ -12,17 +12,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from hypermlp.checks import divisible
+from hypermlp.config import ROPE_BASE
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
-from hypermlp.ops.recurrence import Steps, recurrence
+from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
+from hypermlp.ops.recurrence import Steps
 from hypermlp.ops.types import compute_dtype
 
-ROPE_BASE = 10000.0
 
-
-class RetNet(RecurrentMixer):
+class RetNet(MatrixMixer):
     """Rotary q and k, values and a swish gate of twice the width, RMSNorm per head. 8 C² parameters.
 
     Rotary pairs are neighbouring coordinates (rotary.py); pairing coordinates half a head apart is the same with the rows of q
@@ -41,15 +40,12 @@ class RetNet(RecurrentMixer):
         init_linears(self)
         self.norm = RMSNorm(self.head_value_width)
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.head_key_width, self.head_value_width)}
-
-    def step(self, tokens: Tokens, past: Past) -> Step:
+    def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
         q, k, v = (heads(layer(x), self.n_head) for layer in (self.q, self.k, self.v))
         angle = rotary.angles(tokens.position, self.head_key_width, ROPE_BASE).repeat_interleave(2, dim=-1)
         q, k = rotary.rotate(q * self.head_key_width**-0.5, angle), rotary.rotate(k, angle)
         head = torch.arange(self.n_head, device=x.device, dtype=compute_dtype(x.dtype))
         g = torch.log1p(-torch.exp2(-5 - head)).expand(*x.shape[:2], -1)  # B T H
-        o, state = recurrence(Steps(q, k, v, g), past.get("S"), begins=tokens.begins, padding=tokens.padding)
-        return Step(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), {"S": state})
+        o, states = self.recur(Steps(q, k, v, g), tokens, past)
+        return MixResult(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), states)

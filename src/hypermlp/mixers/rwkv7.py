@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import NORM_EPS, head_width, heads, init_linears, unit
-from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
+from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops import pointwise
-from hypermlp.ops.recurrence import Steps, recurrence
+from hypermlp.ops.recurrence import Steps
 
 DECAY_LIMIT = 0.6065306597126334  # e^{−1/2}: no channel forgets faster than e to minus this
 # The inputs that mix in the previous token, and the power of the channel index in their initialisation.
 SHIFTS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
 
 
-class RWKV7(RecurrentMixer):
+class RWKV7(MatrixMixer):
     """Six mixtures of a token with the previous one give r, w, k, v, α and the gate; w, α and the gate have low rank.
 
     value_width: of all heads together (None: the layer's width; 4 C² parameters and the low ranks).
@@ -40,7 +40,7 @@ class RWKV7(RecurrentMixer):
         value_width = width if value_width is None else value_width
         self.negative = negative
         divisible("width", width, n_head, f"n_head ({n_head})")
-        self.head_value_width = head_width(value_width, n_head)
+        self.head_key_width, self.head_value_width = width // n_head, head_width(value_width, n_head)
         self.width, self.n_head, self.value_width, self.conv_width = width, n_head, value_width, width
         self.shift = nn.Parameter(torch.empty(len(SHIFTS), width))
         self.r, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
@@ -53,7 +53,7 @@ class RWKV7(RecurrentMixer):
             nn.Linear(width, 2 * rank, bias=False), nn.Sigmoid(), nn.Linear(2 * rank, value_width, bias=False)
         )
         self.remove_scale, self.write_scale = nn.Parameter(torch.full((width,), 0.85)), nn.Parameter(torch.ones(width))
-        self.bonus = nn.Parameter(torch.zeros(n_head, width // n_head))
+        self.bonus = nn.Parameter(torch.zeros(n_head, self.head_key_width))
         self.norm = nn.GroupNorm(n_head, value_width, eps=NORM_EPS * self.head_value_width)
         init_linears(self)
         with torch.no_grad():
@@ -61,10 +61,7 @@ class RWKV7(RecurrentMixer):
             self.shift.copy_(torch.stack([1 - place**power for power in SHIFTS.values()]))
             decay.bias.copy_(-6.5 + 5 * place**0.85)  # memories from long to short
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_head, self.width // self.n_head, self.head_value_width)}
-
-    def step(self, tokens: Tokens, past: Past) -> Step:
+    def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
         change = previous(tokens, past.history) - x
         mixed = {name: x + change * shift for name, shift in zip(SHIFTS, self.shift, strict=True)}
@@ -76,9 +73,9 @@ class RWKV7(RecurrentMixer):
         alpha = alpha * (1 + w.exp()) if self.negative else alpha
         r, k, v, w, alpha = (heads(t, self.n_head) for t in (self.r(mixed["r"]), k, self.v(mixed["v"]), w, alpha))
         steps = Steps(r, k, v, w, -kappa, kappa * alpha)
-        o, S = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
+        o, states = self.recur(steps, tokens, past)
         o = self.norm(o.flatten(0, 1).flatten(1)).view_as(o) + (r * k * self.bonus).sum(-1, keepdim=True) * v
-        return Step(self.o(o.flatten(2) * self.g(mixed["g"])), {"S": S})
+        return MixResult(self.o(o.flatten(2) * self.g(mixed["g"])), states)
 
 
 def previous(tokens: Tokens, history: Tensor | None) -> Tensor:

@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from hypermlp import ops
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import at_least_one, choose_from, divisible
-from hypermlp.config import Init
+from hypermlp.config import INIT_STD, ROPE_BASE, TAPS, Init
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Mixer, Tokens, visible_slots
 from hypermlp.mixers.modules import join_linears
-from hypermlp.mixers.parts import INIT_STD, CausalConv, RMSNorm
+from hypermlp.mixers.parts import CausalConv, RMSNorm
 from hypermlp.ops import pointwise
 from hypermlp.ops.observer import transform
-
-TAPS = 4  # of the convolutions, appendix L
+from hypermlp.ops.types import by_document
 
 
 class Projected(NamedTuple):
@@ -50,7 +49,7 @@ class SoftmaxAttention(Mixer):
         qk_rank: int | None = None,
         vo_rank: int | None = None,
         use_rope: bool = True,
-        rope_base: float = 10000.0,
+        rope_base: float = ROPE_BASE,
         use_kv_conv: bool = False,
         use_qk_gate: bool = False,
         use_vo_gate: bool = False,
@@ -168,9 +167,7 @@ def plain_attention() -> AbstractContextManager[None]:
 
 
 def attend_packed(q: Tensor, k: Tensor, v: Tensor, spans: Tensor) -> Tensor:
-    """attend within each document of `spans`, one after another: no T × T mask, and no work between documents."""
+    """attend within each document of `spans`."""
     if torch.compiler.is_compiling() or spans.is_meta or not len(spans):  # the lengths are not known
         return attend(q, k, v, spans)
-    sizes = (spans[:, 2] - spans[:, 1]).tolist()
-    documents = zip(*(t.split(sizes, dim=1) for t in (q, k, v)), strict=True)
-    return torch.cat([attend(*document) for document in documents], dim=1)
+    return by_document(attend, spans, q, k, v)

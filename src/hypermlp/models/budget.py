@@ -81,7 +81,6 @@ def count_mixer(name: str, width: int, length: int, size: int | None, heads: int
 
 def size_of(name: str, heads: int | None = None) -> tuple[str, int, str]:
     """What the size of a mixer is, its step, and why it is not to be changed (empty: it may)."""
-    name = name.partition("@")[0]
     if name in MIXERS:
         entry = MIXERS[name]
         return entry.size, entry.step_of(heads), "" if entry.size else "it comes in one size"

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hypermlp.config import INIT_STD
 from hypermlp.mixers.base import Mixer
-from hypermlp.models.lm import INIT_STD, Block
+from hypermlp.models.lm import Block
 
 EPS = 1e-6  # beside the deviation of a look-back
 

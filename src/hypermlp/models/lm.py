@@ -17,13 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 from hypermlp.cache import Cache
 from hypermlp.checks import at_least_one, choose_from
-from hypermlp.config import IGNORED, Init
+from hypermlp.config import IGNORED, INIT_STD, Init
 from hypermlp.mixers import build_mixer
 from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
 from hypermlp.mixers.lags import LagExtension, check_longer, fill
 from hypermlp.ops.observer import is_traced, transform
 
-INIT_STD = 0.02
 Style = Literal["llama", "gpt2"]
 
 

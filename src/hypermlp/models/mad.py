@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hypermlp.config import INIT_STD
 from hypermlp.mixers.base import Mixer
 from hypermlp.models.forecast import Forecaster
-from hypermlp.models.lm import INIT_STD, Block, published_inner
+from hypermlp.models.lm import Block, published_inner
 
 EPS = 1e-5  # of every norm
 

@@ -20,7 +20,7 @@ from hypermlp.ops.recurrence import expand
 from hypermlp.ops.registered import gradients_with_graph
 from hypermlp.ops.types import compute_dtype, no_autocast
 
-PLACES = 32  # of a block
+PLACES = 32  # of a block; a power of two, since ops/slots.py halves it
 
 
 def scan(

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from hypermlp.files import Record
-from hypermlp.mixers.registry import has_free_ranks
+from hypermlp.mixers.labels import shares_ranks
 from hypermlp.models.lm import count_parameters
 from hypermlp.studies.worker import Job, Paused, RunContext, Work
 
@@ -39,7 +39,7 @@ class Search:
         widen: how many rates may be added beyond the ends of the grid, one after the other.
         level: losses that differ by less than this share of themselves are level: they are told as ties.
         ranks: of temporal mixing, tried besides the published one at equal parameters, each with a search of its own, where
-            mixing and the width of q and k share a budget (mixers/registry.py: NAME@RANK).
+            mixing and the width of q and k share a budget (mixers/labels.py: NAME@RANK).
     """
 
     rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)
@@ -81,7 +81,7 @@ class Search:
 
     def variants(self, mixer: str) -> list[str]:
         """The mixer, and its other allocations of ranks."""
-        return [mixer, *(f"{mixer}@{rank}" for rank in self.ranks if "@" not in mixer and has_free_ranks(mixer))]
+        return [mixer, *(f"{mixer}@{rank}" for rank in self.ranks if shares_ranks(mixer))]
 
     def base(self, variant: str) -> str:
         """The mixer that a variant stands for."""
