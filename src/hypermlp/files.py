@@ -81,17 +81,43 @@ def read_json(path: Path) -> Any:
 
 def read_json_lines(path: Path, valid: Callable[[Record], bool]) -> tuple[list[Record], int]:
     """The records of a file of JSON objects, one per line, in order; and how many lines are not valid records."""
-    records, dropped = [], 0
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    lines = [parse_line(line, valid) for line in (path.read_bytes().splitlines() if path.exists() else [])]
+    records = [record for record in lines if record is not None]
+    return records, len(lines) - len(records)
+
+
+def parse_line(line: bytes, valid: Callable[[Record], bool]) -> Record | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # cut off by a kill, or nested without end
+        return None
+    return record if isinstance(record, dict) and valid(record) else None
+
+
+def append_json_line(path: Path, record: Record) -> None:
+    """Add a record as one line, on the disk when this returns; or not at all, with an error."""
+    data = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    with open(path, "ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):  # cut off by a kill, or nested without end
-            record = None
-        if isinstance(record, dict) and valid(record):
-            records.append(record)
-        else:
-            dropped += 1
-    return records, dropped
+            written = 0
+            while written < len(data):
+                written += file.write(data[written:])
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
+    if not size:
+        sync(path.parent)  # the name too
+
+
+def end_last_line(path: Path, valid: Callable[[Record], bool]) -> None:
+    """Make a file of JSON lines ready to be continued: complete its last line, or drop it if a kill cut it off."""
+    data = path.read_bytes() if path.exists() else b""
+    whole, newline, last = data.rpartition(b"\n")
+    if not last:
+        return
+    write_whole(path, whole + newline + (last + b"\n" if parse_line(last, valid) is not None else b""))
 
 
 def free_path(path: Path, *suffixes: str) -> Path:

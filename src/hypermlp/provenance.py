@@ -55,13 +55,15 @@ def cpu_name() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this package runs from, with a + if it has changes; None outside of one."""
+    """The commit of the checkout that this package runs from, with a + if its source has changes; None outside of one."""
     folder = Path(__file__).parent
     try:
         # Not the commit of a checkout that merely contains the environment this package is installed in.
         subprocess.run(["git", "ls-files", "--error-unmatch", Path(__file__).name], cwd=folder, capture_output=True, check=True)
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=folder, capture_output=True, text=True, check=True)
+        # Results and documents that change beside the source change no number; a new file in the source may.
+        status = ["git", "status", "--porcelain", "--", str(folder.parent)]
+        dirty = subprocess.run(status, cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.stdout.strip()[:12] + ("+" if dirty.stdout.strip() else "")

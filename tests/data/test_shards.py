@@ -20,6 +20,8 @@ from hypermlp.data.corpus import SPLITS, Corpus, Tokens, open_corpus, read_corpu
 from hypermlp.data.shards import UNFINISHED, Progress, prepare
 from hypermlp.data.text import Source, find_source
 from hypermlp.data.tokenizers import ByteTokenizer, FileTokenizer, train_bpe
+from hypermlp.errors import RunError
+from hypermlp.files import LOCK, lock
 
 SHARD = 4000  # bytes: a shard for each file of the source below
 
@@ -41,7 +43,8 @@ def source(folder: Path) -> Source:
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    return {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    files = [path for path in out.rglob("*") if path.is_file() and path.name != LOCK]
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
 
 
 def same(one: Corpus, two: Corpus) -> None:
@@ -277,6 +280,24 @@ def test_a_mistake_in_the_source_stops_the_work_and_its_correction_starts_afresh
         ValueError, match=r"out was begun to be prepared from other settings \(another source\); .* or remove this"
     ):
         prepare(find_source(folder), tmp_path / "out", ByteTokenizer(), shard=SHARD)
+
+
+def test_a_mistake_before_the_first_shard_does_not_block_the_folder(folder: Path, tmp_path: Path) -> None:
+    rows, out = folder / "rows.jsonl", tmp_path / "out"
+    with pytest.raises(ValueError, match="txet"):
+        prepare(find_source(rows, field="txet"), out, ByteTokenizer())
+    prepare(find_source(rows), out, ByteTokenizer())
+    prepare(find_source(rows), tmp_path / "whole", ByteTokenizer())
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_one_process_works_in_a_folder(source: Source, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with lock(out), pytest.raises(RunError, match="out is in use: another process works there"):
+        prepare(source, out, ByteTokenizer())
+    assert contents(out) == {}
+    prepare(source, out, ByteTokenizer())
 
 
 def test_the_report_shows_counts_and_leaves_provenance(folder: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -56,6 +57,9 @@ def add(job: Sum, context: RunContext) -> dict[str, float]:
         time.sleep(job.seconds)
         if job.accident and state["step"] == 2 and not Path(job.cured).exists():
             if job.accident == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if job.accident == "killed while it speaks":
+                os.write(context.connection.fileno(), struct.pack("!i", 1000) + b"the begin")  # type: ignore[attr-defined]
                 os.kill(os.getpid(), signal.SIGKILL)
             if job.accident == "raised":
                 raise ZeroDivisionError("an accident")
@@ -114,6 +118,15 @@ def test_failures_are_recorded_the_rest_goes_on_and_only_what_is_asked_for_is_re
     assert again[0] == records[0]
     assert len((tmp_path / "out" / "runs.jsonl").read_text().splitlines()) == 6
     assert list((tmp_path / "out" / "checkpoints").iterdir()) == []
+
+
+def test_a_worker_killed_in_the_middle_of_a_message_takes_down_its_run_alone(tmp_path: Path) -> None:
+    jobs = [Sum("a", accident="killed while it speaks"), Sum("b")]
+    with Folder(tmp_path) as folder:
+        records = run(folder, jobs, add, executor=LocalPool(1))
+    assert [record["error"] is None for record in records] == [False, True]
+    assert "the worker was ended by SIGKILL" in records[0]["error"]
+    assert records[1]["total"] == 6
 
 
 SCRIPT = """

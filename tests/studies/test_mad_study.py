@@ -169,7 +169,9 @@ def test_faithful_takes_the_epoch_of_the_lowest_test_perplexity() -> None:
 
 
 def test_faithful_trains_at_a_constant_rate_and_clean_warms_up_and_decays() -> None:
-    jobs = [small_job(protocol, epochs=None, steps={"memorization": 100}) for protocol in mad.PROTOCOLS]
+    jobs = [
+        small_job(protocol, tasks=("memorization",), epochs=None, steps={"memorization": 100}) for protocol in mad.PROTOCOLS
+    ]
     faithful, clean = (job.recipe for job in jobs)
     assert [faithful.rate(n) for n in range(100)] == [3e-3] * 100
     rates = [clean.rate(n) for n in range(100)]

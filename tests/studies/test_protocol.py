@@ -4,12 +4,14 @@ import datetime
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hypermlp.report.claims import LEVEL, SUPPORTED, UNFINISHED, judge_claims
+from hypermlp import provenance
+from hypermlp.report.claims import CEILING, LEVEL, SUPPORTED, UNFINISHED, judge_claims
 from hypermlp.report.folders import read_studies
 from hypermlp.report.page import write_report
 from hypermlp.report.predictions import predictions
@@ -25,8 +27,11 @@ from hypermlp.studies.protocol import (
     digest,
     enter,
     find_protocol,
+    judging_code,
+    load_protocol,
     read_protocol,
     read_versions,
+    registered_version,
     registration_problems,
 )
 
@@ -120,8 +125,10 @@ def test_every_record_has_the_digest_and_changes_after_the_first_are_deviations(
     run(changed, out, path)
     ((version, lines),) = deviations(read_versions(out))
     assert version.records == 14
-    assert lines == ["seeds: 5 → 6", 'comparisons 1.expect: "level" → "more"']
-    assert registration_problems(out) == []  # said, and no secret
+    assert lines == ["seeds: 5 → 6", 'comparisons 1.expect: "level" → "more"', "this version was not committed"]
+    (problem,) = registration_problems(out)
+    assert "2 runs were made with the version of" in problem
+    assert f"({digest(changed)}), which was not committed" in problem
     (study,) = read_studies(out)
     assert judge_claims(study)[0].verdict == LEVEL
     page = write_report(out).read_text()
@@ -175,19 +182,151 @@ def test_what_was_not_registered_is_told(tmp_path: Path, made_up: None) -> None:
     path, out = tmp_path / "it" / "protocol.toml", tmp_path / "out"
     path.parent.mkdir()
     run(TEXT, out, path)
-    assert registration_problems(out) == ["the first version was not committed when the runs began"]
+    (problem,) = registration_problems(out)
+    assert "14 runs were made with the version of" in problem
+    assert "which was not committed" in problem
     assert "Not registered beforehand" in write_report(out).read_text()
     line = json.loads((out / VERSIONS).read_text())
     cases: list[tuple[dict[str, Any], str]] = [
         ({"committed": "2999-01-01T00:00:00+00:00"}, "after the first start"),
         ({"committed": "2000-01-01T00:00:00+00:00", "text": TEXT + " "}, "has the digest"),
         ({"committed": "2000-01-01T00:00:00+00:00", "records": 3}, "there were 3 runs before"),
-        ({"committed": "2000-01-01T00:00:00+00:00", "digest": digest("x"), "text": "x"}, "records of other protocols"),
+        ({"committed": "2000-01-01T00:00:00+00:00", "digest": digest("x"), "text": "x"}, "runs are of another protocol"),
     ]
     for changes, problem in cases:
         (out / VERSIONS).write_text(json.dumps({**line, **changes}) + "\n")
         assert any(problem in found for found in registration_problems(out))
     assert registration_problems(tmp_path) == [f"{tmp_path} has no {VERSIONS}"]
+
+
+class Registered:
+    """A committed protocol that was started and stopped before its first record: where every way around it begins."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.path, self.out = tmp_path / "it" / "protocol.toml", tmp_path / "out"
+        self.path.parent.mkdir()
+        self.path.write_text(TEXT)
+        commit(self.path)
+        enter(self.out, self.path, read_protocol(TEXT))
+
+    def found(self) -> tuple[list[list[str]], list[str], str]:
+        """Deviations, problems, and the page."""
+        changes = [lines for _, lines in deviations(read_versions(self.out))]
+        return changes, registration_problems(self.out), write_report(self.out).read_text()
+
+
+LOOSE = TEXT.replace('expect = "level"', 'expect = "more"')
+CHANGE = 'comparisons 1.expect: "level" → "more"'
+
+
+def test_an_edit_between_the_start_and_the_first_record_is_a_deviation(tmp_path: Path, made_up: None) -> None:
+    study = Registered(tmp_path)
+    run(LOOSE, study.out, study.path)
+    assert [version.records for version in read_versions(study.out)] == [0, 0]
+    changes, (problem,), page = study.found()
+    assert changes == [[CHANGE, "this version was not committed"]]
+    assert f"14 runs were made with the version of {read_versions(study.out)[1].date} ({digest(LOOSE)})" in problem
+    assert "1 deviation from the protocol" in page
+    assert "not committed" in page
+
+
+def test_an_edit_that_is_committed_before_the_first_record_is_the_protocol(tmp_path: Path, made_up: None) -> None:
+    study = Registered(tmp_path)
+    study.path.write_text(LOOSE)
+    enter(study.out, study.path, read_protocol(LOOSE))  # started too early,
+    commit(study.path)
+    run(LOOSE, study.out, study.path)  # and again
+    versions = read_versions(study.out)
+    assert [version.commit is None for version in versions] == [False, True, False]
+    assert registered_version(versions) == versions[2]
+    assert study.found()[:2] == ([], [])
+
+
+def test_a_commit_after_the_runs_comes_too_late(tmp_path: Path, made_up: None) -> None:
+    path, out = tmp_path / "it" / "protocol.toml", tmp_path / "out"
+    path.parent.mkdir()
+    run(TEXT, out, path)
+    later = "2999-01-01T00:00:00+00:00"
+    commit(path)
+    enter(out, path, read_protocol(TEXT))
+    first, second = read_versions(out)
+    assert (first.commit, second.commit is None) == (None, False)
+    lines = [json.dumps(vars(replace(version, date=date))) for version, date in ((first, first.date), (second, later))]
+    (out / VERSIONS).write_text("\n".join(lines) + "\n")  # its clock has seconds, and the test none of them
+    assert any("14 runs were made with the version of" in problem for problem in registration_problems(out))
+
+
+def test_other_code_that_judges_is_a_deviation_and_is_told_when_it_judges(
+    tmp_path: Path, made_up: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = Registered(tmp_path)
+    run(TEXT, study.out, study.path)
+    assert study.found()[:2] == ([], [])
+    before = judging_code()
+    monkeypatch.setattr("hypermlp.studies.protocol.JUDGING", ("studies/scores.py",))
+    assert judging_code() != before
+    changes, problems, page = study.found()
+    assert changes == []
+    assert problems == [f"verdicts are given by other code than was registered: {judging_code()}, not {before}"]
+    assert "other code than was registered" in page
+    run(TEXT, study.out, study.path)
+    assert study.found()[0] == [[f"the code that judges: {before} → {judging_code()}"]]
+
+
+def test_the_ceiling_is_registered(tmp_path: Path, made_up: None) -> None:
+    study = Registered(tmp_path)
+    run(TEXT, study.out, study.path)
+    (before,) = read_studies(study.out)
+    assert before.bound(["S", "R"], "memorization") == ""  # about 50 %
+    run(TEXT.replace("[terms]", "[terms]\nceiling = 40.0"), study.out, study.path)
+    (after,) = read_studies(study.out)
+    assert after.bound(["S", "R"], "memorization") == CEILING
+    assert study.found()[0] == [["terms.ceiling: nothing → 40.0", "this version was not committed"]]
+
+
+@pytest.mark.parametrize("cut", [1, 40, -2, -1])
+def test_a_cut_tail_of_the_versions_loses_no_registration(cut: int, tmp_path: Path, made_up: None) -> None:
+    """What a kill leaves of the last line, of which no run can have begun."""
+    study = Registered(tmp_path)
+    path = study.out / VERSIONS
+    whole = path.read_bytes()
+    study.path.write_text(LOOSE)
+    commit(study.path)
+    enter(study.out, study.path, read_protocol(LOOSE))
+    second = path.read_bytes().removeprefix(whole)
+    path.write_bytes(whole + second[:cut])
+    run(LOOSE, study.out, study.path)
+    assert [version.digest for version in read_versions(study.out)] == [digest(TEXT), digest(LOOSE)]
+    assert study.found()[:2] == ([], [])
+
+
+def test_a_damaged_version_is_told(tmp_path: Path, made_up: None) -> None:
+    study = Registered(tmp_path)
+    run(TEXT, study.out, study.path)
+    path = study.out / VERSIONS
+    path.write_bytes(b"\0\0\n" + path.read_bytes())
+    assert study.found()[1] == ["1 of the lines in protocols.jsonl are damaged: versions may be missing"]
+    enter(study.out, study.path, read_protocol(TEXT))
+    assert path.read_bytes().startswith(b"\0\0\n"), "what cannot be read is not thrown away"
+
+
+def test_only_changes_of_the_source_make_a_checkout_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, results = tmp_path / "src" / "hypermlp" / "provenance.py", tmp_path / "results" / "runs.jsonl"
+    for path in (source, results):
+        path.parent.mkdir(parents=True)
+        path.write_text("as committed")
+    commit(tmp_path / "all")
+    monkeypatch.setattr(provenance, "__file__", str(source))
+    clean = provenance.commit()
+    assert clean is not None
+    assert not clean.endswith("+")
+    results.write_text("another run")
+    assert provenance.commit() == clean
+    (source.parent / "new.py").write_text("")
+    assert provenance.commit() == f"{clean}+"
+    (source.parent / "new.py").unlink()
+    source.write_text("changed")
+    assert provenance.commit() == f"{clean}+"
 
 
 @pytest.mark.parametrize("folder", sorted(path.parent for path in (ROOT / "results").glob(f"*/{VERSIONS}")))
@@ -227,18 +366,32 @@ def test_protocols_of_the_package_can_be_run(path: Path) -> None:
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ('title = "a small one"', "", "missing"),
-        ("seeds = 5\n\n[mad]", "seed = 5\n\n[mad]", r"name in protocol \('seed'\) must be one of"),
-        ('worse = "R"', 'worse = "T"', r"mixer of the comparison .* \('T'\)"),
-        ('on = ["memorization"]', 'on = ["recall"]', r"measure of the comparison .* \('recall'\)"),
-        ('expect = "level"', 'expect = "better"', r"expect \('better'\)"),
-        ("[mad]", "[mad", "not TOML"),
-        ("rungs", "steps", "a search has the numbers"),
+        ('title = "a small one"', "", "^mine.toml: title must be given"),
+        ("seeds = 5\n\n[mad]", "seed = 5\n\n[mad]", r"^mine.toml: name \('seed'\) must be one of"),
+        ("seeds = 5\n\n[mad]", 'seeds = "x"\n\n[mad]', r"^mine.toml: seeds \('x'\) must be a whole number"),
+        ("seeds = 5\n\n[mad]", "seeds = 0\n\n[mad]", r"^mine.toml: \[mad\]: seeds \(0\) must be at least 1"),
+        ('["S", "R"]', '["S", "softmaxx"]', r"^mine.toml: \[mad\]: .*softmaxx"),
+        ("width = 16", "width = 16.5", r"^mine.toml: \[mad\]: width \(16.5\) must be a whole number"),
+        ("width = 16", "width = true", r"^mine.toml: \[mad\]: width \(True\) must be a whole number"),
+        ("{memorization = 12}", "{memorization = 0.5}", r"\[mad\]: steps.memorization \(0.5\) must be a whole number"),
+        ("{memorization = 12}", "{compression = 12}", r"\[mad\]: steps must be given for every task; memorization has none"),
+        ("vocab_size = 16", "vocabulary = 16", r"\[mad\]: name in changes.memorization \('vocabulary'\) must be one of"),
+        ("changes = {memorization", "changes = {memorisation", r"\[mad\]: task in changes \('memorisation'\)"),
+        ('worse = "R"', 'worse = "T"', r"^mine.toml: \[\[comparisons\]\] 1 \('R is as good as S'\): mixer \('T'\)"),
+        ('on = ["memorization"]', 'on = ["recall"]', r"\[\[comparisons\]\] 1 .*: measure \('recall'\)"),
+        ('on = ["memorization"]', 'on = "memorization"', r"\[\[comparisons\]\] 1: on \('memorization'\) must be a list"),
+        ('expect = "level"', 'expect = "better"', r"^mine.toml: \[\[comparisons\]\] 1: expect \('better'\)"),
+        ('interval = "bootstrap"', "ceiling = 0", r"^mine.toml: \[terms\]: .* ceiling above 0"),
+        ("[mad]", "[mad", "^mine.toml: it is not TOML"),
+        ("rungs", "steps", r"^mine.toml: \[mad\]: search: name \('steps'\) must be one of 'rates', 'rungs'"),
+        ("[1.0]", "1.0", r"^mine.toml: \[mad\]: search: rungs \(1.0\) must be a list, each entry a number"),
     ],
 )
-def test_mistakes_in_a_protocol(old: str, new: str, message: str) -> None:
+def test_mistakes_in_a_protocol_name_the_file_and_the_section(old: str, new: str, message: str, tmp_path: Path) -> None:
+    assert old in TEXT
+    (tmp_path / "mine.toml").write_text(TEXT.replace(old, new, 1))
     with pytest.raises(ValueError, match=message):
-        read_protocol(TEXT.replace(old, new, 1)).check()
+        load_protocol(tmp_path / "mine.toml")
     with pytest.raises(ValueError, match=r"protocol \(a file, or a name\) \('nobody'\)"):
         find_protocol("nobody")
 
@@ -250,4 +403,6 @@ def test_costs_are_measured_by_a_few_steps() -> None:
     (cost,) = measure_costs(study, ["S"], 5)
     assert (cost.steps, cost.looks, cost.runs) == (12, 12, 5 + 2)
     assert cost.per_step > 0
+    (cost,) = measure_costs(replace(study, search=None, rates=(1e-3, 2e-3, 4e-3), decays=(0.0, 0.1)), ["S"], 5)
+    assert cost.runs == 5 * 3 * 2
     assert Cost("S", "", 10, 0.5, 1.0, 3, 2.0).seconds == 2 * (5 + 3)

@@ -1,5 +1,6 @@
 """The search: halving, ties, ends of the grid, and that it needs nothing but the records to go on."""
 
+import logging
 import math
 import re
 import shutil
@@ -218,6 +219,58 @@ def test_a_study_searches_then_trains_with_fresh_seeds_and_resumes_anywhere(
     again = run_here(STUDY, tmp_path / "b", monkeypatch, Here())
     assert timeless(again) == timeless(records)
     assert timeless(read_lines(tmp_path / "b" / "runs.jsonl")[0]) == timeless(lines)
+
+
+THREE = replace(STUDY, search=Search(rates=(1e-3, 1e-2), rungs=(0.25, 0.5, 1.0), keep=1.0, widen=0))
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+def test_a_rung_that_lost_its_line_is_measured_again_at_the_same_step(
+    lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its checkpoint is that of a later rung by then."""
+    caplog.set_level(logging.INFO)
+    with pytest.raises(KeyboardInterrupt):
+        run_here(THREE, tmp_path, monkeypatch, Here(limit=4))  # both rates to the second rung
+    path = tmp_path / "runs.jsonl"
+    before = read_lines(path)[0]
+    assert [(line["lr"], line["step"]) for line in before] == [(1e-3, 3), (1e-2, 3), (1e-3, 6), (1e-2, 6)]
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[lost] = lines[lost][:50] + b"\n"
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(KeyboardInterrupt):
+        run_here(THREE, tmp_path, monkeypatch, Here(limit=1))
+    after = {line["key"]: line for line in read_lines(path)[0]}
+    assert timeless(after[line["key"]] for line in before) == timeless(before)
+    assert ("starts over to measure it again" in caplog.text) == (lost < 2)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_damaged_tails_anywhere_in_a_study_lose_nothing_and_change_no_number(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Any
+) -> None:
+    """Stopped between rungs, one file of each kind in the folder is cut in turn; then the study goes on from there."""
+    stopped = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        run_here(STUDY, stopped, monkeypatch, Here(limit=2))
+    kinds = {path.name: path.relative_to(stopped) for path in stopped.rglob("*") if path.is_file() and path.stat().st_size}
+    assert kinds.keys() > {"plan.json", "runs.jsonl", "progress.json", "complete.json"}  # and tensors
+    for name, path in kinds.items():
+        out = tmp_path / name
+        shutil.copytree(stopped, out)
+        data = (out / path).read_bytes()
+        (out / path).write_bytes(data[: int(share * len(data))])
+        if name == "plan.json":  # without it nobody knows what the runs have in common: it is not guessed
+            with pytest.raises(ValueError, match=r"plan.json is not JSON .*; restore it"):
+                run_here(STUDY, out, monkeypatch, Here())
+            assert (out / "runs.jsonl").read_bytes() == (stopped / "runs.jsonl").read_bytes()
+            (out / path).write_bytes(data)
+        assert timeless(run_here(STUDY, out, monkeypatch, Here())) == timeless(undisturbed[1])
+        scores, expected = (
+            {line["key"]: (line.get("score"), line.get("step")) for line in read_lines(folder / "runs.jsonl")[0]}
+            for folder in (out, undisturbed[0])
+        )
+        assert scores == expected
 
 
 def test_a_killed_worker_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Any) -> None:

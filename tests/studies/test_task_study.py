@@ -135,6 +135,11 @@ def test_names_families_and_scales() -> None:
     assert study.search is not None
 
 
+def test_a_search_is_made_for_mad_too() -> None:
+    found = scaled_studies(["mad", "mqar"], "quick", search=True, lr=[1e-2, 1e-3])
+    assert [study.search is not None and study.search.rates for study in found.values()] == [(1e-3, 1e-2)] * 2
+
+
 def test_every_task_has_settings_at_its_scales_and_none_is_called_published_that_is_not() -> None:
     for name, task in TASKS.items():
         if task.family not in ("mad", "own"):

@@ -24,7 +24,7 @@ ProtocolFile = Annotated[str, typer.Argument(help="A TOML file, or one that come
 def study_run(
     protocol: ProtocolFile = "table1",
     workers: Workers = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     executor: ExecutorName = "local",
     retry_failed: Retry = False,
     out: Annotated[
@@ -39,8 +39,7 @@ def study_run(
     from hypermlp.studies.executors import find_executor
 
     console, path = new_console(), registered.find_protocol(protocol)
-    rules = registered.read_protocol(path.read_text(encoding="utf-8"))
-    rules.check()
+    rules = registered.load_protocol(path)
     folder, workforce = out or Path("runs") / "registered" / path.stem, find_executor(executor, workers, device)
     versions = registered.enter(folder, path, rules)
     if versions[0].commit is None:
@@ -73,10 +72,9 @@ def study_cost(
     from hypermlp.allocator import keep_freed_memory
     from hypermlp.report.cost import show_costs
     from hypermlp.studies.cost import measure_costs
-    from hypermlp.studies.protocol import find_protocol, read_protocol
+    from hypermlp.studies.protocol import find_protocol, load_protocol
 
     keep_freed_memory()  # as workers do
-    rules = read_protocol(find_protocol(protocol).read_text(encoding="utf-8"))
-    rules.check()
+    rules = load_protocol(find_protocol(protocol))
     costs = [cost for part in rules.studies.values() for cost in measure_costs(part, rules.contestants, rules.seeds)]
     show_costs(new_console(), costs, workers)

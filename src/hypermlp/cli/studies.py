@@ -85,6 +85,7 @@ def mad_run(
 ) -> None:
     """Train models on MAD, all cores at work, and score them. Stop and start it as you like."""
     from hypermlp.cli import watch
+    from hypermlp.report.page import write_report
     from hypermlp.studies.executors import find_executor
     from hypermlp.studies.mad import task_study
     from hypermlp.studies.search import choose_search
@@ -108,7 +109,7 @@ def mad_run(
     workforce = find_executor(executor, workers, device)
     names = contestants(mixers)
     records = watch.run_study(console, out, study, names, seeds=seeds, executor=workforce, retry_failed=retry_failed)
-    say(console, f"A page with all of it: hypermlp report {out}")
+    say(console, f"Report: {write_report(out)}")
     watch.leave(records)
 
 

@@ -2,7 +2,7 @@
 
 The work is divided by the source alone, so the shards do not depend on the number of workers. A shard appears under its name
 when it is complete; after a kill the same call resumes where the last one stopped. `index.json` comes last: a folder that has
-one is complete.
+one is complete. One process works in a folder at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hypermlp.data.corpus import INDEX, SPLITS, Corpus, SplitName, edge_checksum
 from hypermlp.data.text import Part, Source, read
 from hypermlp.data.tokenizers import Tokenizer, tokenizer_from_dict
 from hypermlp.errors import RunError
-from hypermlp.files import TOKENIZER, publish, write_whole
+from hypermlp.files import LOCK, TOKENIZER, delete, lock, publish, write_whole
 
 UNFINISHED = ".unfinished"  # what is only needed until the index is written
 PLAN = "plan.json"
@@ -70,7 +70,9 @@ def prepare(
         "tokenizer": tokenizer.fingerprint,
         "shard": shard,
     }
-    with clear_about_disk(out):
+    refuse_other_files(out)
+    out.mkdir(parents=True, exist_ok=True)
+    with clear_about_disk(out), lock(out):
         if start(out, plan, tokenizer):
             records = run(tasks(source, shard, out), tokenizer, workers, source.size, progress)
             counts = {name: total(records, name) for name in SPLITS}
@@ -100,9 +102,19 @@ def total(records: list[dict[str, Any]], split: SplitName) -> dict[str, int]:
     return {what: sum(record[split][what] for record in records if split in record) for what in ("documents", "tokens")}
 
 
+def refuse_other_files(out: Path) -> None:
+    """A folder is new, or one of ours."""
+    ours = (out / INDEX).is_file() or (out / UNFINISHED / PLAN).is_file()
+    if not ours and out.exists() and any(path.name not in (UNFINISHED, LOCK) for path in out.iterdir()):
+        raise ValueError(f"{out} holds other files; give a new folder")
+
+
 def start(out: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> bool:
-    """Whether there is work to do; what is there already must have been begun with the same plan."""
-    complete, begun = (out / INDEX).is_file(), (out / UNFINISHED / PLAN).is_file()
+    """Whether there is work to do; finished shards must have been made with the same plan.
+
+    A plan that led to none (its options had a mistake, say) is forgotten.
+    """
+    complete, begun = (out / INDEX).is_file(), any((out / UNFINISHED).glob("[0-9]*.json"))
     if complete or begun:
         old = read_index(out)["plan"] if complete else json.loads((out / UNFINISHED / PLAN).read_text())
         changed = [name for name, value in plan.items() if old[name] != value]
@@ -112,10 +124,10 @@ def start(out: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> bool:
                 f"{out} {state} prepared from other settings (another {', '.join(changed)}); "
                 "choose another folder, or remove this one"
             )
-    elif out.exists() and any(path.name != UNFINISHED for path in out.iterdir()):
-        raise ValueError(f"{out} holds other files; give a new folder")
     if not complete:
-        (out / UNFINISHED).mkdir(parents=True, exist_ok=True)
+        if not begun:
+            delete(out / UNFINISHED)
+        (out / UNFINISHED).mkdir(exist_ok=True)
         write_whole(out / UNFINISHED / PLAN, json.dumps(plan).encode(), out / UNFINISHED)
         write_whole(out / TOKENIZER, json.dumps(tokenizer.to_dict()).encode(), out / UNFINISHED)
     return not complete

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from hypermlp.experiments import paper
 from hypermlp.report.estimates import NONE, Estimate, gain_text, seeds_text, signed
-from hypermlp.report.study import AVERAGE, CEILING, FLOOR, FULL, LOSS, REFERENCES, Study
+from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, REFERENCES, Study
 from hypermlp.report.table1 import TITLES, published
 from hypermlp.studies.protocol import Comparison, Expectation, Terms
 
@@ -362,6 +362,6 @@ def noise_rule(terms: Terms) -> str:
     return (
         f"Rules use {INTERVALS[terms.interval]}; a verdict needs {terms.seeds} seeds. Where the whole interval is within "
         f"{terms.points:g} points ({terms.nats:g} nats) of 0, there is no difference that matters; where no rule is met, the "
-        f"verdict is inconclusive. “At ceiling”: both sides have at least {FULL:g} %; “at floor”: neither is more than "
-        f"{terms.points:g} points above guessing. Neither decides anything."
+        f"verdict is inconclusive. “At ceiling”: both sides have at least {terms.ceiling:g} %; “at floor”: neither is "
+        f"more than {terms.points:g} points above guessing. Neither decides anything."
     )

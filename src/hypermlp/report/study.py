@@ -26,7 +26,6 @@ from hypermlp.tasks.mad_settings import Setting, chance
 
 AVERAGE, LOSS = "average", "loss"  # measures beside the tasks: mean over the tasks, and the language model's loss
 CEILING, FLOOR = "at ceiling", "at floor"  # all sides of a comparison solve the task, or all guess: it shows nothing
-FULL = 98.0  # percent, from where there is no room to gain
 REFERENCES = ("S-pc", "S-p", "S")  # softmax attention, the first of them that was run
 
 
@@ -178,7 +177,7 @@ class Study:
         scores = [score.mean for mixer in mixers if (score := self.score(mixer, measure)) is not None]
         if not scores or (floor := self.floor(measure)) is None:
             return ""
-        if min(scores) >= FULL:
+        if min(scores) >= self.terms.ceiling:
             return CEILING
         return FLOOR if max(scores) <= floor + self.terms.points else ""
 

@@ -63,10 +63,9 @@ class Clock(RunContext):
 def measure_costs(study: Study, mixers: Sequence[str], seeds: int) -> Iterator[Cost]:
     """Measured here, one thread, one after the other; a search is taken without widening and ties."""
     torch.set_num_threads(1)
-    searched = 0.0 if study.search is None else study.search.runs
     with tempfile.TemporaryDirectory() as out, Folder(Path(out)) as folder:
         for contest in study.plan_contests(folder, mixers):
-            job = study.jobs(contest.setting, contest.mixer, contest.model, seed=0)[0]
+            job, *others = study.jobs(contest.setting, contest.mixer, contest.model, seed=0)
             context = Clock(folder.checkpoint(job.key))
             context.until = 1e-9  # one step
             try:
@@ -81,5 +80,8 @@ def measure_costs(study: Study, mixers: Sequence[str], seeds: int) -> Iterator[C
             look = time.process_time() - begin
             times = [b - a for a, b in zip(context.times[1:], context.times[2:], strict=False)]
             looks = math.ceil(run.steps / run.evaluate_every)
-            runs = searched + (seeds if contest.mixer in mixers else 0)  # other allocations of ranks are only searched
+            if study.search is None:
+                runs = float(seeds * (1 + len(others)))
+            else:  # other allocations of ranks are only searched
+                runs = study.search.runs + (seeds if contest.mixer in mixers else 0)
             yield Cost(contest.mixer, contest.key, run.steps, median(times), look, looks, runs)

@@ -100,7 +100,7 @@ class LocalPool:
             link = by_connection[connection]
             try:
                 found.append((link, link.connection.recv()))
-            except (EOFError, ConnectionError):
+            except (EOFError, OSError):  # gone, perhaps in the middle of a message
                 found.append((link, None))
         return found
 

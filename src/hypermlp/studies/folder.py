@@ -14,13 +14,12 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from hypermlp import notice
-from hypermlp.files import Record, lock, read_json, read_json_lines, write_json, write_whole
+from hypermlp.files import Record, append_json_line, end_last_line, lock, read_json, read_json_lines, write_json, write_whole
 from hypermlp.provenance import provenance
 
 
@@ -36,6 +35,17 @@ class Folder:
     def __enter__(self) -> Folder:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self._lock = lock(self.path)
+        try:
+            self._read()
+        except BaseException:
+            self._lock.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._lock.close()
+
+    def _read(self) -> None:
         if any(self.checkpoints.glob("*.pt")):
             notice.once(
                 f"{self.checkpoints}/*.pt are checkpoints of an earlier version, which are not read: their runs start over"
@@ -43,16 +53,14 @@ class Folder:
         with contextlib.suppress(FileNotFoundError):
             self.plan = read_json(self.path / "plan.json")["plan"]
         self.records = self._repair()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._lock.close()
 
     def _repair(self) -> dict[str, Record]:
         """Read what is there; lines that a kill or a full disk left unfinished are dropped, and their runs repeated."""
         records, dropped = read_lines(self.lines)
-        if dropped or (self.lines.exists() and not self.lines.read_bytes().endswith(b"\n")):
-            write_whole(self.lines, "".join(map(to_line, records)).encode())
+        if dropped:
+            lines = [json.dumps(plain(record), ensure_ascii=False) + "\n" for record in records]
+            write_whole(self.lines, "".join(lines).encode())
+        end_last_line(self.lines, is_record)
         if dropped:
             notice.once(f"{self.lines}: dropped {dropped} damaged line(s); those runs are repeated")
         return {record["key"]: record for record in records}
@@ -67,21 +75,14 @@ class Folder:
 
     def append(self, record: Record) -> None:
         """One line, on the disk when this returns; or not at all, with an error."""
-        data = to_line(record).encode()
-        with open(self.lines, "ab", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            try:
-                written = 0
-                while written < len(data):
-                    written += file.write(data[written:])
-                os.fsync(file.fileno())
-            except OSError as error:
-                file.truncate(size)
-                raise OSError(
-                    error.errno,
-                    f"cannot write {self.lines} ({error.strerror}); its {len(self.records)} runs are safe: "
-                    "make room and start again, it continues from there",
-                ) from error
+        try:
+            append_json_line(self.lines, plain(record))
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"cannot write {self.lines} ({error.strerror}); its {len(self.records)} runs are safe: "
+                "make room and start again, it continues from there",
+            ) from error
         self.records[record["key"]] = record
 
     def checkpoint(self, key: str) -> Path:
@@ -91,11 +92,11 @@ class Folder:
 
 def read_lines(path: Path) -> tuple[list[Record], int]:
     """The records of a runs.jsonl in order, and how many lines are no records."""
-    return read_json_lines(path, lambda record: isinstance(record.get("key"), str))
+    return read_json_lines(path, is_record)
 
 
-def to_line(record: Record) -> str:
-    return json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n"
+def is_record(record: Record) -> bool:
+    return isinstance(record.get("key"), str)
 
 
 def plain(value: Any) -> Any:

@@ -84,6 +84,13 @@ class TaskStudy(Study):
         for task in self.tasks:
             choose_from("task", task, self.known)
         choose_from("protocol", self.protocol, tuple(PROTOCOLS))
+        for task, changes in self.changes.items():
+            choose_from("task in changes", task, self.known)
+            names = tuple(field.name for field in dataclasses.fields(TASKS[task].baseline))
+            for name in changes:
+                choose_from(f"name in changes.{task}", name, names)
+        if missing := [task for task in self.tasks if self.steps is not None and task not in self.steps]:
+            raise ValueError(f"steps must be given for every task; {', '.join(missing)} has none")
         counts = [getattr(self, name) for name in ("width", "depth", "batch", "examples", "tests", "epochs")]
         if any(value is not None and value < 1 for value in [*counts, *(self.steps or {}).values()]):
             raise ValueError(f"width, depth, batch, examples, tests, epochs and steps must be at least 1: {self}")

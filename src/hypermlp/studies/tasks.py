@@ -28,7 +28,7 @@ from hypermlp.mixers.lags import LagExtension, extend_layer, find_lags
 from hypermlp.models.budget import MatchedModel
 from hypermlp.studies import mad
 from hypermlp.studies.mad import PROTOCOLS, Protocol, TaskJob, TaskStudy
-from hypermlp.studies.search import Search
+from hypermlp.studies.search import Search, choose_search
 from hypermlp.studies.study import Study
 from hypermlp.studies.worker import RunContext, Work
 from hypermlp.tasks import TASKS, Task
@@ -179,7 +179,8 @@ def scaled_studies(
             raise ValueError("the models of MAD have two layers; leave --depth out")
         if changes:
             raise ValueError("the settings of MAD are the benchmark's; leave --set out")
-        options: dict[str, Any] = {"steps": steps, "batch": batch, "width": width, "lr": lr, "init": init}
+        options: dict[str, Any] = {"steps": steps, "batch": batch, "width": width, "init": init}
+        options |= {"search": choose_search(lr)} if search else {"lr": lr}
         found["mad"] = mad.task_study("clean", FAMILIES_OF_MAD[scale], mads, **options)
     for name, place in tasks.items():
         if name not in MAD:

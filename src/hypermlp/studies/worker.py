@@ -91,13 +91,21 @@ class RunContext:
     def world(self) -> World:
         return World(device=self.device)
 
-    def load(self, tensors: dict[str, Tensor]) -> dict[str, Any] | None:
-        """Fill `tensors` from the run's last checkpoint and return its plain data; None if there is none."""
+    def load(self, tensors: dict[str, Tensor], last: float = math.inf) -> dict[str, Any] | None:
+        """Fill `tensors` from the run's last checkpoint and return its plain data; None if there is none.
+
+        last: the step that the run goes to. A checkpoint beyond it is not used: a run of a search that has lost its line is
+        measured again at the same step, not where a later one was.
+        """
         latest = self.checkpoints.latest()
         if latest is None:
             return None
+        progress: dict[str, Any] = read_json(latest / PROGRESS)
+        if progress["step"] > last:
+            notice.once(f"{latest} is beyond step {last:g}, whose line is lost; that run starts over to measure it again")
+            return None
         self.checkpoints.load(latest, tensors)
-        return read_json(latest / PROGRESS)
+        return progress
 
     def tick(self, step: int, steps: int, metrics: dict[str, float], state: Callable[[], State]) -> None:
         """Call after every step. Saves `state()` where that is due; does not return when the study stops."""
@@ -145,9 +153,9 @@ class ForwardNotices(logging.Handler):
 
 def run_to_the_end(run: Fit, context: RunContext | None, shown: Callable[[Fit], dict[str, float]]) -> None:
     """Advance from the last checkpoint to the end, and report after every step; or to where the context pauses it."""
-    if context is not None and (progress := context.load(run.state()[0])) is not None:
-        run.resume(progress)
     last = run.steps if context is None or context.until is None else math.ceil(context.until * run.steps)
+    if context is not None and (progress := context.load(run.state()[0], last)) is not None:
+        run.resume(progress)
     while not run.finished and run.step < last:
         run.advance()
         if context is not None:
