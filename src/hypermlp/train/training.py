@@ -58,7 +58,10 @@ class Step:
 class Training:
     """A model, its optimiser, and how many updates they have had.
 
-    model: on the device of `world` and spread over its processes (distributed.py: distribute).
+    Args:
+        model: on the device of `world` and spread over its processes (distributed.py: distribute).
+        recipe: how it is updated.
+        world: the processes; None: this one alone.
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe, world: World | None = None) -> None:
