@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.batch import Batch
+from hypermlp.eval_mode import evaluating
 from hypermlp.train.distributed import World
 from hypermlp.train.optimisation import Recipe
-from hypermlp.train.training import NotFinite, Training, count, evaluating
+from hypermlp.train.training import NotFinite, Training, count
 
 SOLVED = "solved"  # how the reason of a run that ended by success begins
 

@@ -9,12 +9,13 @@ from typing import Any, ClassVar, get_args
 
 from hypermlp.batch import Batch
 from hypermlp.checks import choose_from, divisible
+from hypermlp.eval_mode import evaluating
 from hypermlp.models.lm import LanguageModel
 from hypermlp.train.checkpoint import Checkpoints
 from hypermlp.train.distributed import Parallel, World, distribute, unwrapped
 from hypermlp.train.metrics import Metrics
 from hypermlp.train.optimisation import Recipe
-from hypermlp.train.training import Step, Training, evaluating
+from hypermlp.train.training import Step, Training
 
 
 @dataclass(frozen=True, kw_only=True)
