@@ -34,7 +34,7 @@ MODULES = sorted(
 # A package may import those to its left, and siblings within itself. `data` and `tasks` need only what lies around ops.
 ORDER = [
     {"checks", "errors"},
-    {"batch", "config", "provenance", "cache", "notice", "files", "interrupts", "allocator"},
+    {"batch", "config", "eval_mode", "provenance", "cache", "notice", "files", "interrupts", "allocator"},
     {"ops"},
     {"mixers"},
     {"models"},
@@ -118,6 +118,6 @@ def test_imports_point_one_way(path: Path) -> None:
         elif own == "testing":
             assert other == "ops", f"{own} imports {other}"
         elif own in DATA:
-            assert other in ("batch", "checks", "config", "errors", "files"), f"{own} imports {other}"
+            assert other in ("batch", "checks", "config", "errors", "eval_mode", "files"), f"{own} imports {other}"
         else:
             assert rank(other) < rank(own), f"{own} imports {other}"

@@ -98,3 +98,14 @@ def test_guessing_the_trivial_token_of_compression_scores_as_published() -> None
     found = evaluate(Given(logits), torch.arange(1280)[:, None], targets, 128)
     assert found.macro_accuracy == pytest.approx(2 / 16)
     assert found.accuracy == pytest.approx(1 / 32 + 31 / 32 / 15, abs=2e-3)
+
+
+def test_a_model_is_scored_in_eval_mode_and_left_as_it_was_whatever_happens() -> None:
+    net = nn.Sequential(nn.Embedding(5, 5), nn.Dropout(0.5))
+    net[0].eval()  # frozen by its user
+    tokens = torch.randint(5, (8, 6), generator=torch.Generator().manual_seed(0))
+    assert evaluate(net, tokens, tokens, 3) == evaluate(net, tokens, tokens, 3)
+    assert [module.training for module in net.modules()] == [True, False, True]
+    with pytest.raises(IndexError):
+        evaluate(net, tokens + 5, tokens, 3)
+    assert [module.training for module in net.modules()] == [True, False, True]

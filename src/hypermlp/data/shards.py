@@ -60,7 +60,17 @@ def prepare(
     progress: Callable[[Progress], None] = lambda _: None,
     provenance: dict[str, Any] | None = None,
 ) -> Corpus:
-    """Write the tokens of a source to `out` in shards of about `shard` bytes of text, and open them."""
+    """Write the tokens of a source to a folder in shards, and open them; what was stopped is continued.
+
+    Args:
+        source: the text (text.py: find_source).
+        out: the folder.
+        tokenizer: kept beside the tokens.
+        workers: processes.
+        shard: bytes of text of a shard, about.
+        progress: told how far it is.
+        provenance: written to the index.
+    """
     out = Path(out)
     unfinished = out / UNFINISHED
     plan = {

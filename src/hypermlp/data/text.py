@@ -86,7 +86,13 @@ class Source:
 
 
 def find_source(source: str | Path = "stdlib", *, field: str = "text", validation: float = 0.05) -> Source:
-    """List the parts of a source without reading them."""
+    """List the parts of a source without reading them.
+
+    Args:
+        source: "stdlib", "debian:NAME", "hub:owner/name", or the path of a file or folder.
+        field: of a JSON line or a parquet row, which holds the text.
+        validation: the share of documents to hold out.
+    """
     if not 0 <= validation < 1:
         raise ValueError(f"validation ({validation}) is the share that is held out; it must be at least 0 and below 1")
     if source == "stdlib":

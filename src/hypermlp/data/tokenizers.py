@@ -129,7 +129,13 @@ def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
 
 
 def find_tokenizer(name: str, source: Source | None = None, end: str | None = None) -> Tokenizer:
-    """By name: "bytes"; "bpe:4096", trained on the source; or the path of a tokenizer.json, or of a folder with one in it."""
+    """A tokenizer by its name.
+
+    Args:
+        name: "bytes"; "bpe:4096", trained on the source; or the path of a tokenizer.json, or of a folder with one in it.
+        source: the text that it is for.
+        end: the token of a tokenizer.json that ends a document; None: one of those that are known to.
+    """
     if name == "bytes":
         return ByteTokenizer()
     kind, _, size = name.partition(":")

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hypermlp.config import IGNORED
+from hypermlp.eval_mode import evaluating
 from hypermlp.models.lm import LanguageModel
 
 
@@ -101,15 +102,13 @@ def measure(
     windows = [w for a, b in pairwise(bounds) for w in windows_of(a, b, context, stride)]
     windows.sort(key=lambda w: -w.length)  # largest memory first, little padding
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
     nats, done = 0.0, 0
     for some in batches(windows, batch):
-        nats += sum_nats(model, *rows(text, some, tokenizer.end, device))
+        with evaluating(model):
+            nats += sum_nats(model, *rows(text, some, tokenizer.end, device))
         done += sum(w.counted for w in some)
         if progress is not None:
             progress(done, len(text))
-    model.train(was_training)
     return Perplexity(nats, len(text), count_bytes(text, tokenizer))
 
 

@@ -139,6 +139,10 @@ def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
     parameters, and by train.lr, where rates were searched (RATES).
     A mixer of the user's own, FILE.py:CLASS, is imported here and registered if the overrides name it, not if a file does.
 
+    Args:
+        name: of CONFIGS, or a path that ends in .toml, .yaml or .yml.
+        overrides: such as "train.steps=100".
+
     >>> configure("tiny", ["train.steps=100", "data.context=128"]).model.length
     128
     """

@@ -48,7 +48,15 @@ def write_text(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> Iterator[str]:
-    """Up to `count` tokens after the prompt, in pieces of text; they end where the document does."""
+    """Up to `count` tokens after the prompt, in pieces of text; they end where the document does.
+
+    Args:
+        model: in eval mode, if it has dropout.
+        tokenizer: the one it was trained with.
+        prompt: what the document begins with; it may be empty.
+        count: most tokens to write.
+        temperature, top_k, top_p, seed: how each is drawn (models/generate.py: stream).
+    """
     start = [tokenizer.end, *tokenizer.encode(prompt).tolist()]  # a document begins where another has ended
     if not model.has_cache:
         notice.once("this model has no cache: every token takes a pass over the whole text, which ends at model.length")

@@ -104,9 +104,15 @@ def start(
 ) -> Run:
     """Check everything, take the folder, and load the last checkpoint where there is one.
 
-    loggers: where metrics go besides metrics.jsonl (train/metrics.py: LOGGERS).
-    begin: a saved model or a run whose weights it begins with, and whose model may differ in length alone; lag_extension says
-        what HyperGLU gets at the new lags (mixers/lags.py). The optimiser begins anew.
+    Args:
+        config: what is trained, on what, and how.
+        out: the run's folder; a new one, unless `resume`.
+        world: the processes; None: this one alone.
+        resume: continue the run in that folder.
+        loggers: where metrics go besides metrics.jsonl (train/metrics.py: LOGGERS).
+        begin: a saved model or a run whose weights it begins with, and whose model may differ in length alone. The optimiser
+            begins anew.
+        lag_extension: what HyperGLU gets at the new lags of such a model (mixers/lags.py).
     """
     check_loggers(loggers)
     world = world or World()
@@ -165,6 +171,7 @@ def trained_model(config: RunConfig, folder: Path, lag_extension: Any) -> tuple[
 
 
 def make_batches(config: RunConfig, corpus: Corpus, split: SplitName, world: World) -> Batches:
+    """Those of this process; training's are shuffled, and validation's are one epoch in order."""
     return Batches(
         corpus,
         split,
@@ -196,6 +203,7 @@ def write_down(config: RunConfig, corpus: Corpus, parameters: int, folder: RunFo
 
 
 def check_same(old: dict[str, Any], new: dict[str, Any], out: Path) -> None:
+    """Refuse what would compute something else than the run in `out`, by what run.json says and would say."""
     before, after = flat(old), flat(new)
     free = {f"config.train.{name}" for name in FREE}
     if after["config.train.steps"] > before["config.train.steps"]:

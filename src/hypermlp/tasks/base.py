@@ -130,12 +130,17 @@ class Task(ABC):
 
     @abstractmethod
     def training(self, setting: Any, seed: int, epoch: int) -> list[Rows]:
-        """The rows of an epoch, the same for the same arguments; as many of each length in every epoch. If not `fresh`, only
-        epoch 0 is asked for."""
+        """The rows to train on, the same for the same arguments.
+
+        Args:
+            setting: one of this task's.
+            seed: of the rows.
+            epoch: which has as many rows of each length as every other. If not `fresh`, only 0 is asked for.
+        """
 
     @abstractmethod
     def evaluation(self, setting: Any, seed: int, part: Part) -> dict[str, list[Rows]]:
-        """The evaluation sets. Validation and test sets have the same names and different rows."""
+        """The evaluation sets by name, the same for the same arguments. Validation and test sets have different rows."""
 
     def solve(self, setting: Any, inputs: Ints) -> Ints:
         """The targets (N T), found from the inputs alone by one who knows the rules; anything where nothing is scored."""
@@ -181,8 +186,15 @@ class Task(ABC):
     def scores(
         self, model: nn.Module, sets: Sets, batch: int, setting: Any, *, clean: bool = True, slices: bool = False
     ) -> dict[str, Any]:
-        """The measures as means over the headline's sets, and "loss" over those as trained; with `slices` also "sets", each on
-        its own. "worst" is the lowest accuracy of all sets. clean: see `open`.
+        """The measures as means over the headline's sets, and "loss" over those as trained; "worst": the lowest accuracy.
+
+        Args:
+            model: from tokens (N T) to logits (N T V).
+            sets: what it is scored on (Material).
+            batch: rows at a time, on which nothing depends.
+            setting: of which these are the sets.
+            clean: see `open`.
+            slices: add "sets", the scores of each on its own.
         """
         found = {name: answer(model, rows, batch, self.judge) for name, rows in sets.items()}
         return self.summary(found, setting, slices=slices)
@@ -223,7 +235,13 @@ class Task(ABC):
     # What studies and commands ask for
 
     def open(self, setting: Any, seed: int, *, clean: bool = True) -> Material:
-        """What a run trains and is scored on. `clean` is for benchmarks that were published with flaws."""
+        """What a run trains and is scored on.
+
+        Args:
+            setting: one of this task's.
+            seed: of the rows.
+            clean: without the flaws that a benchmark was published with, where it has any.
+        """
 
         @lru_cache(maxsize=1)
         def train(epoch: int) -> list[Examples]:

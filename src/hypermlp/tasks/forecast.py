@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hypermlp.checks import at_least_one
+from hypermlp.eval_mode import evaluating
 from hypermlp.tasks.base import Part, Rows, Scale, Sets, Sizes, Task
 from hypermlp.tasks.series import Series, find_series
 
@@ -159,15 +160,13 @@ class Forecast(Task):
 @torch.no_grad()
 def forecast(model: nn.Module, setting: ForecastSetting, places: NDArray[Any], batch: int) -> tuple[Floats, Floats]:
     """Forecasts (M s) and what came (M s), for all places (M 3), the last batch as large as is left."""
-    was_training = model.training
-    model.eval()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     found, wanted = np.empty((2, len(places), setting.horizon), dtype=np.float32)
     for start in range(0, len(places), batch):
         here = slice(start, start + batch)
         inputs, wanted[here] = look_up(setting, places[here])
-        found[here] = model(torch.from_numpy(inputs).to(device)).float().cpu().numpy()
-    model.train(was_training)
+        with evaluating(model):
+            found[here] = model(torch.from_numpy(inputs).to(device)).float().cpu().numpy()
     return found, wanted
 
 

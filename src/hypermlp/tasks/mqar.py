@@ -44,7 +44,12 @@ def mqar_rows(
 ) -> tuple[Ints, Ints]:
     """Inputs and targets (N T) of one segment, zoology's for the same seed (without noise, which it does not seed).
 
-    noise: the tokens that fill the empty places; None leaves them 0.
+    Args:
+        vocab_size: keys are the tokens of its first half but 0, values those of the second.
+        rows, length, pairs: N, T, k.
+        seed: of the rows.
+        updates: keys that get another value.
+        noise: the tokens that fill the empty places; None leaves them 0.
 
     >>> inputs, targets = mqar_rows(vocab_size=8192, rows=16, length=64, pairs=4, seed=843828734)
     >>> inputs[0, :13].tolist()

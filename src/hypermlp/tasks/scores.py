@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hypermlp.config import IGNORED
+from hypermlp.eval_mode import evaluating
 
 
 class Scores(NamedTuple):
@@ -38,20 +39,19 @@ def macro_accuracy(guesses: Tensor, targets: Tensor, classes: int) -> float:
 
 
 def counted_logits(model: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits where targets (N T) count (n V), and those targets (n).
+    """Logits in eval mode where targets (N T) count (n V), and those targets (n).
 
     A model with an attribute `gathers` takes `at`, the counted places, and computes no other logits.
     """
     counted = targets != IGNORED
-    logits = model(inputs, at=counted) if getattr(model, "gathers", False) else model(inputs)[counted]
+    with evaluating(model):
+        logits = model(inputs, at=counted) if getattr(model, "gathers", False) else model(inputs)[counted]
     return logits.float(), targets[counted]
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -> Scores:
     """All scores of `model` on inputs and targets (N T), in batches in order, the last one as large as is left."""
-    was_training = model.training
-    model.eval()
     device = next((p.device for p in model.parameters()), inputs.device)
     macro = perplexity = loss = 0.0
     right = counted = 0
@@ -64,7 +64,6 @@ def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -> S
         loss += float(total)
         right += int((guesses == y).sum())
         counted += tokens
-    model.train(was_training)
     return Scores(macro / len(inputs), perplexity / len(inputs), right / counted, loss / counted)
 
 
@@ -107,8 +106,6 @@ class Answers(NamedTuple):
 @torch.no_grad()
 def answer(model: nn.Module, groups: Sequence[Any], batch: int, judge: Judge) -> Answers:
     """What `judge` finds at every scored token of the rows (Examples of one length each)."""
-    was_training = model.training
-    model.eval()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     parts = []
     for rows in groups:
@@ -117,7 +114,6 @@ def answer(model: nn.Module, groups: Sequence[Any], batch: int, judge: Judge) ->
             some = type(rows)(rows.inputs[here], rows.targets[here], {name: fact[here] for name, fact in rows.facts.items()})
             logits, _ = counted_logits(model, some.inputs.to(device), some.targets.to(device))
             parts.append(Answers.judged(some, logits, judge))
-    model.train(was_training)
     return Answers.join(parts)
 
 

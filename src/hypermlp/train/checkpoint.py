@@ -39,11 +39,18 @@ NAME = re.compile(r"step-\d{8,}")
 
 
 class Checkpoints:
-    """The checkpoints of one run. Every process calls the methods, in the same order."""
+    """The checkpoints of one run. Every process calls the methods, in the same order.
+
+    Args:
+        folder: where they lie.
+        world: the processes that write them.
+        keep: how many are kept.
+        files: name → content, written to every checkpoint.
+    """
 
     def __init__(self, folder: Path, world: World, *, keep: int = 2, files: dict[str, str] | None = None) -> None:
         self.folder, self.world, self.keep = folder, world, keep
-        self.files = files or {}  # name → content, written to every checkpoint
+        self.files = files or {}
         self.pending: Future[None] | None = None
         self.thread = ThreadPoolExecutor(1)
         if world.main:
@@ -52,9 +59,13 @@ class Checkpoints:
                 delete(leftover)
 
     def save(self, step: int, state: dict[str, Tensor], *, wait: bool = True, files: dict[str, str] | None = None) -> None:
-        """Write `state`; without `wait` a copy of it, while training continues. One is written at a time.
+        """Write a checkpoint. One is written at a time.
 
-        files: name → content, written to this checkpoint besides the common ones.
+        Args:
+            step: updates so far.
+            state: all tensors (Training.state).
+            wait: until it is written; otherwise a copy is, while training continues.
+            files: name → content, written to this checkpoint besides the common ones.
         """
         self.finish()
         files = {**self.files, **(files or {})}

@@ -73,10 +73,14 @@ def join() -> Iterator[World]:
 
 
 def distribute(model: LanguageModel, parallel: Parallel, half: bool, world: World) -> nn.Module:
-    """The model on this process's device: whole, or with its gradients averaged (ddp), or a share of every tensor (fsdp).
+    """The model on this process's device.
 
-    half: gather weights in bfloat16 and compute with them; what is stored and summed stays float32. For fsdp alone, the others
-    compute under autocast.
+    Args:
+        model: moved there, and taken apart by fsdp.
+        parallel: of several processes, "ddp": each has the whole, and gradients are averaged; "fsdp": a share of every tensor.
+        half: fsdp gathers weights in bfloat16 and computes with them; what is stored and summed stays float32. The others
+            compute under autocast.
+        world: the processes.
     """
     model.to(world.device)
     if world.size == 1:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.batch import Batch
+from hypermlp.eval_mode import evaluating
 from hypermlp.train.distributed import World
 from hypermlp.train.optimisation import Recipe
-from hypermlp.train.training import NotFinite, Training, count, evaluating
+from hypermlp.train.training import NotFinite, Training, count
 
 SOLVED = "solved"  # how the reason of a run that ended by success begins
 
@@ -28,10 +29,12 @@ class Rows(Protocol):
 
 
 class EpochSampler:
-    """Batches by step: every epoch has its own order, which depends on nothing but seed and epoch.
+    """Batches by step, with rows of one length each: every epoch has its own order, which depends on seed and epoch alone.
 
-    rows: the rows of an epoch, those of one length in one entry, as many of each length in every epoch. A batch has rows of one
-    length.
+    Args:
+        rows: epoch → its rows, those of one length in one entry, as many of each length in every epoch.
+        batch: rows of a batch; the last one of a length has what is left.
+        seed: of the order.
     """
 
     def __init__(self, rows: Callable[[int], Sequence[Rows]], *, batch: int, seed: int) -> None:

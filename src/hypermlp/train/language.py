@@ -9,12 +9,13 @@ from typing import Any, ClassVar, get_args
 
 from hypermlp.batch import Batch
 from hypermlp.checks import choose_from, divisible
+from hypermlp.eval_mode import evaluating
 from hypermlp.models.lm import LanguageModel
 from hypermlp.train.checkpoint import Checkpoints
 from hypermlp.train.distributed import Parallel, World, distribute, unwrapped
 from hypermlp.train.metrics import Metrics
 from hypermlp.train.optimisation import Recipe
-from hypermlp.train.training import Step, Training, evaluating
+from hypermlp.train.training import Step, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +82,15 @@ def train(
 ) -> Iterator[Step]:
     """Train to the last step, or until any process is `stopping`; leaves a checkpoint there.
 
-    batch: this process's share of the batch of the update that follows so many others.
-    metrics: of the first process.
+    Args:
+        training: at the step from which it goes on.
+        config: how far, and how often it is evaluated and saved.
+        batch: this process's share of the batch of the update that follows so many others.
+        checkpoints: where they go.
+        metrics: of the first process; None for the others.
+        validation: this process's share of what the model is evaluated on.
+        sample: writes text with the model, at every evaluation.
+        stopping: asked before every update.
     """
     world = training.world
     saved = training.step
@@ -105,6 +113,7 @@ def train(
 
 
 def save(training: Training, checkpoints: Checkpoints, metrics: Metrics | None, *, wait: bool) -> None:
+    """Write a checkpoint, once the lines of its steps are on the disk."""
     if metrics is not None:
         metrics.sync()
     checkpoints.save(training.step, training.state(), wait=wait)

@@ -127,7 +127,14 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def open_loggers(names: Sequence[str], folder: Path, step: int, config: dict[str, Any]) -> list[Logger]:
-    """The loggers by name, for a run that continues after `step`."""
+    """The loggers of a run.
+
+    Args:
+        names: of LOGGERS; TensorBoard is left out where it is not installed.
+        folder: the run's.
+        step: after which it continues.
+        config: what they are told about the run.
+    """
     found: list[Logger] = []
     for name in dict.fromkeys(names):
         if name == WANDB:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from hypermlp.batch import Batch
 from hypermlp.config import IGNORED
 from hypermlp.errors import RunError
+from hypermlp.eval_mode import evaluating
 from hypermlp.models.lm import token_loss
 from hypermlp.models.saved import weights
 from hypermlp.train.distributed import World, no_sync, reshard, unwrapped
@@ -58,7 +59,10 @@ class Step:
 class Training:
     """A model, its optimiser, and how many updates they have had.
 
-    model: on the device of `world` and spread over its processes (distributed.py: distribute).
+    Args:
+        model: on the device of `world` and spread over its processes (distributed.py: distribute).
+        recipe: how it is updated.
+        world: the processes; None: this one alone.
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe, world: World | None = None) -> None:
@@ -165,18 +169,6 @@ class Training:
         self.step = step
         for state in self.optimiser.state.values():
             state["step"].fill_(step)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode, without dropout; afterwards every module is in the mode that it had."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def fusible(model: nn.Module) -> bool:
