@@ -101,14 +101,6 @@ class Driver:
                     follow(value, buffer, at)
                 elif field == "parallel":
                     links.append((buffer, at, -1, 0))
-                elif field == "entry":
-                    entries = (bindings.STRUCTURES["hm_linear_entry"] * made.entries).from_address(value)
-                    links.append((buffer, at, len(buffers), 0))
-                    here = len(buffers)
-                    buffers.append(bytes(entries))
-                    places.append(0)
-                    for i, entry in enumerate(entries):
-                        follow(entry, here, i * ctypes.sizeof(entry))
                 elif kind is bindings.SEVEN or kind is bindings.POINTER:
                     each = value if kind is bindings.SEVEN else [value]
                     links.extend((buffer, at + 8 * i, *place(one)) for i, one in enumerate(each) if one)
