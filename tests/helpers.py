@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp import HyperGLU, HyperGLUConfig, ops
-from hypermlp.ops import pointwise
+from hypermlp.ops import plain, pointwise
 
 # Every implementation, with the strip heights it is tested at: one row, odd, the usual, more than any input here.
 IMPLS = [
@@ -217,20 +217,20 @@ class Mine(Mixer):
 
 
 class Gates(torch.autograd.Function):
-    """pointwise.gates_forward with its gradient, as ops/layer.py uses them."""
+    """gates_forward of plain, native or triton with its gradient, as ops/layer.py uses them."""
 
     @staticmethod
     def forward(ctx: object, y: Tensor, sizes: list[int], use: str) -> tuple[Tensor, ...]:
         ctx.sizes, ctx.use = sizes, use
         ctx.save_for_backward(y)
-        return pointwise.gates_forward(y, sizes, use)
+        return pointwise.kernels(use).gates_forward(y, sizes)
 
     @staticmethod
     def backward(ctx: object, *d: Tensor) -> tuple[Tensor | None, ...]:
-        return pointwise.gates_backward(*d, *ctx.saved_tensors, ctx.sizes, ctx.use), None, None
+        return pointwise.kernels(ctx.use).gates_backward(*d, *ctx.saved_tensors, ctx.sizes), None, None
 
 
 def gates(y: Tensor, sizes: list[int], *, impl: str) -> tuple[Tensor, ...]:
     if impl == "dense":
-        return pointwise.plain_gates(y, sizes)
+        return plain.gates_forward(y, sizes)
     return Gates.apply(y, sizes, pointwise.kernels_for(impl, y))

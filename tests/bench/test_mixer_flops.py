@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from hypermlp.bench import flops
-from hypermlp.mixers import MIXERS, build_mixer, differential, forgetting, gsa, path, softmax
+from hypermlp.mixers import MIXERS, build_mixer, differential, forgetting, softmax
 from hypermlp.models.lm import LanguageModel, ModelConfig
-from hypermlp.ops import pointwise, recurrence
+from hypermlp.ops import path, plain, recurrence, slots
 from hypermlp.ops.recurrence import Steps
 
 BATCH, WIDTH, TIME = 2, 16, 9
@@ -82,13 +82,13 @@ def conv(x: Tensor, weight: Tensor, position: Tensor | None, history: Tensor | N
 
 
 @pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def definitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrence, "run", by_definition)
-    monkeypatch.setattr(gsa, "in_blocks", slots_by_definition)
+    monkeypatch.setattr(slots, "in_blocks", slots_by_definition)
     monkeypatch.setattr(softmax, "attend", attend_by_rows)
     monkeypatch.setattr(differential, "attend", attend_by_rows)
     monkeypatch.setattr(forgetting, "attend", attend_by_rows)
-    monkeypatch.setattr(pointwise, "plain_conv", conv)
+    monkeypatch.setattr(plain, "conv", conv)
     monkeypatch.setattr(path, "CHUNK", 2)
 
 
@@ -100,7 +100,7 @@ def counted(layer: torch.nn.Module, x: Tensor, training: bool = False) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.usefixtures("plain")
+@pytest.mark.usefixtures("definitions")
 @pytest.mark.parametrize("name", [*MIXERS, "S-pcg-q", "R-c-v", "G-2o!"])
 def test_a_forward_by_definition_counts_what_the_sizes_say(name: str) -> None:
     torch.manual_seed(0)
@@ -109,7 +109,7 @@ def test_a_forward_by_definition_counts_what_the_sizes_say(name: str) -> None:
     assert counted(layer, x) == flops.forward(layer, BATCH, TIME)
 
 
-@pytest.mark.usefixtures("plain")
+@pytest.mark.usefixtures("definitions")
 @pytest.mark.parametrize("name", ["softmax", "linear", "gla", "rwkv7", "gsa"])
 def test_a_training_step_costs_three_forwards(name: str) -> None:
     layer, x = build_mixer(name, WIDTH, TIME), torch.randn(BATCH, TIME, WIDTH, requires_grad=True)
@@ -123,9 +123,9 @@ def test_what_is_counted_is_the_mixer(name: str, monkeypatch: pytest.MonkeyPatch
     want = layer(x)
     for module, attribute, naive in (
         (recurrence, "run", by_definition),
-        (gsa, "in_blocks", slots_by_definition),
+        (slots, "in_blocks", slots_by_definition),
         (softmax, "attend", attend_by_rows),
-        (pointwise, "plain_conv", conv),
+        (plain, "conv", conv),
     ):
         monkeypatch.setattr(module, attribute, naive)
     torch.testing.assert_close(layer(x), want, rtol=1e-3, atol=1e-4)

@@ -101,7 +101,7 @@ def test_the_gradient_of_v_takes_the_place_of_that_of_o(name: str, ranks: tuple[
     torch.set_num_threads(count)
     leaves = {leaf: t.clone().requires_grad_() for leaf, t in problem.leaves().items()}
     p = problem.with_leaves(leaves)
-    o = native.mix_owned(flatten(p), p.spec)
+    o = native.kernels.mix_owned(flatten(p), p.spec)
     d_o = randn(*o.shape, seed=99, dtype=o.dtype)
     found = torch.autograd.grad(o, list(leaves.values()), d_o)
     assert found[2].data_ptr() == d_o.data_ptr()

@@ -79,17 +79,17 @@ def test_operator() -> None:
 def test_convolutions_and_gates() -> None:
     x, w = randn(3, 9, 8, dtype=FLOAT), randn(8, 4, dtype=FLOAT)
     place, past = torch.arange(9).expand(3, 9).contiguous(), randn(3, 3, 8, dtype=FLOAT)
-    refused(native.convs_forward, "x wk wv position history", x, w, w, place, past)
-    refused(native.convs_backward, "dk dv x wk wv position", x, x, x, w, w, place, free=("wk along 1", "wv along 1"))
-    refused(native.gate_forward, "x g", x, x)
-    refused(lambda d, g: native.gate_backward(d, x, g, torch.empty_like(x), torch.empty_like(x)), "d g", x, x)
+    refused(native.kernels.convs_forward, "x wk wv position history", x, w, w, place, past)
+    refused(native.kernels.convs_backward, "dk dv x wk wv position", x, x, x, w, w, place, free=("wk along 1", "wv along 1"))
+    refused(native.kernels.gate_forward, "x g", x, x)
+    refused(lambda d, g: native.kernels.gate_backward(d, x, g), "d g", x, x)
     y, part = randn(3, 9, 20, dtype=FLOAT), randn(3, 9, 5, dtype=FLOAT)
     sizes = [5, 5, 5, 5]
-    refused(lambda y: native.gates_forward(y, sizes), "y", y, free=("y along 0", "y along 1"))
-    refused(lambda *t: native.gates_backward(*t, sizes, torch.empty_like(y)), "dq ds1 ds2 y", part, part, part, y)
+    refused(lambda y: native.kernels.gates_forward(y, sizes), "y", y, free=("y along 0", "y along 1"))
+    refused(lambda *t: native.kernels.gates_backward(*t, sizes), "dq ds1 ds2 y", part, part, part, y)
     with pytest.raises(ValueError, match="as wide as what it gates"):
-        native.gates_forward(y, [6, 4, 5, 5])
-    refused(lambda d, y, g: native.ungate(d.clone(), y, g), "d y g", x, x, x)
+        native.kernels.gates_forward(y, [6, 4, 5, 5])
+    refused(lambda d, y, g: native.kernels.ungate(d.clone(), y, g), "d y g", x, x, x)
 
 
 def test_scans() -> None:
@@ -97,12 +97,12 @@ def test_scans() -> None:
     A, state, begins = -randn(3, 8, dtype=FLOAT).abs(), randn(3, 3, 8, dtype=FLOAT), torch.zeros(3, 9)
 
     def scan(*tensors: Tensor) -> object:
-        return native.scan_forward(native.scan_inputs(*tensors), marks=True)
+        return native.kernels.scan_forward(native.kernels.scan_inputs(*tensors), marks=True)
 
     refused(scan, "x delta A B C state begins", E, E.abs(), A, N, N, state, begins)
-    inputs = native.scan_inputs(E, E.abs(), A, N, N, state, begins)
-    y, last, marks = native.scan_forward(inputs, marks=True)
-    refused(lambda d, end, m: native.scan_backward(d, end, inputs, m), "d_y d_last marks", y, last, marks)
+    inputs = native.kernels.scan_inputs(E, E.abs(), A, N, N, state, begins)
+    y, last, marks = native.kernels.scan_forward(inputs, marks=True)
+    refused(lambda d, end, m: native.kernels.scan_backward(d, end, inputs, m), "d_y d_last marks", y, last, marks)
 
 
 def test_layer(usual: HyperGLU) -> None:
@@ -111,10 +111,10 @@ def test_layer(usual: HyperGLU) -> None:
     x = randn(3, 9, 64, dtype=FLOAT)
     names = f"x {' '.join(p._fields)}"
     together = ("conv_k along 1", "conv_v along 1")  # one alone disagrees with the other
-    refused(lambda x, *t: native.layer_forward(x, LayerParameters(*t), shape), names, x, *p, free=("x along 0", "x along 1"))
-    y, kept = native.layer_forward(x, p, shape)
+    refused(lambda x, *t: native.layer.forward(x, LayerParameters(*t), shape), names, x, *p, free=("x along 0", "x along 1"))
+    y, kept = native.layer.forward(x, p, shape)
     wanted = LayerParameters._make(t is not None for t in p)
-    refused(lambda d, k: native.layer_backward(d, x, k, p, shape, wanted), "d_y kept", y, kept)
+    refused(lambda d, k: native.layer.backward(d, x, k, p, shape, wanted), "d_y kept", y, kept)
 
     k, v, past = randn(3, 6, 4, 32, dtype=FLOAT), randn(3, 6, 2, 32, dtype=FLOAT), randn(3, 3, 64, dtype=FLOAT)
     spans = torch.tensor([[0, 0, 1, 0, 4], [1, 0, 1, 0, 6], [2, 0, 1, 1, 3]])
@@ -130,14 +130,14 @@ def test_layer(usual: HyperGLU) -> None:
     projections = [getattr(p, n) for n in some]
 
     def project(x: Tensor, position: Tensor, *t: Tensor | None) -> object:
-        return native.project_forward(x, position, p._replace(**dict(zip(some, t, strict=True))))
+        return native.project.forward(x, position, p._replace(**dict(zip(some, t, strict=True))))
 
     widths = tuple(f"{n} along 0" for n in some if "bias" not in n)  # a projection is as wide as its weight says
     free = ("x along 0", *widths, *together)
-    y, out = native.project_forward(x, place, p)
+    y, out = native.project.forward(x, place, p)
     refused(project, f"x position {' '.join(some)}", x, place.expand(3, 9).contiguous(), *projections, free=free)
     d_names = "y " + " ".join(f"d{i}" for i in range(7))
-    refused(lambda y, *d: native.project_backward(d, y, x, place, p, wanted), d_names, y, *out)
+    refused(lambda y, *d: native.project.backward(d, y, x, place, p, wanted), d_names, y, *out)
 
 
 def test_a_layer_that_lacks_a_part_of_a_pair_is_refused(usual: HyperGLU) -> None:
@@ -146,7 +146,7 @@ def test_a_layer_that_lacks_a_part_of_a_pair_is_refused(usual: HyperGLU) -> None
     for name in ("conv_k", "conv_v", "A1", "B1", "A2", "B2", "control1", "control2", "q", "k", "v", "o"):
         lacking = p._replace(**{name: None})
         with pytest.raises((ValueError, RuntimeError, AttributeError)):
-            native.layer_forward(x, lacking, usual.shape())
+            native.layer.forward(x, lacking, usual.shape())
         with pytest.raises((ValueError, RuntimeError, AttributeError)):
             native.step(x[:, :1], k, v, torch.tensor([[0, 0, 1, 0, 4]]), past, lacking, usual.shape())
 
@@ -178,9 +178,9 @@ def test_empty_inputs_of_any_strides(shape: tuple[int, int], layout: str, kind: 
 def test_companions_on_empty_inputs_of_any_strides() -> None:
     for x in (torch.empty(0, 8, 5).transpose(1, 2), torch.empty(2, 8, 0).transpose(1, 2), torch.empty(0, 5, 1).expand(0, 5, 8)):
         w = randn(8, 4, dtype=FLOAT)
-        assert_same(native.convs_forward(x, w, w, None, None)[0], x.contiguous(), 0)
-        d_x, d_w, _ = native.convs_backward(x, x, x, w, w, None)
+        assert_same(native.kernels.convs_forward(x, w, w, None, None)[0], x.contiguous(), 0)
+        d_x, d_w, _ = native.kernels.convs_backward(x, x, x, w, w, None)
         assert d_x.shape == x.shape
         assert not d_w.any()
-        assert native.gate_forward(x, x).shape == x.shape
-        assert native.gates_forward(x, [2, 2, 2, 2])[0].shape == (*x.shape[:2], 2)
+        assert native.kernels.gate_forward(x, x).shape == x.shape
+        assert native.kernels.gates_forward(x, [2, 2, 2, 2])[0].shape == (*x.shape[:2], 2)

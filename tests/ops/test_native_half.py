@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from helpers import Problem, gates, make_problem, randn, run_problem
-from hypermlp.ops import native, pointwise
+from hypermlp.ops import native, plain, pointwise
 
 HALF = torch.bfloat16
 VALUES = 6e-3  # norm-wise; half a unit in the last place of bfloat16 is 4e-3
@@ -110,15 +110,15 @@ def test_convolution_goes_on_from_its_history() -> None:
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (19, 19, 3, 5), (64, 64, 32, 16)])
 def test_gates(sizes: tuple[int, ...]) -> None:
     y = (3 * randn(2, 23, sum(sizes))).to(HALF)
-    compare(lambda y: pointwise.plain_gates(y, sizes), lambda y: gates(y, sizes, impl="native"), y)
+    compare(lambda y: plain.gates_forward(y, sizes), lambda y: gates(y, sizes, impl="native"), y)
     x, g = (3 * randn(2, 23, sizes[0], seed=s).to(HALF) for s in (1, 2))
-    compare(pointwise.plain_gate, lambda x, g: pointwise.gate(x, g, impl="native"), x, g)
+    compare(plain.gate_forward, lambda x, g: pointwise.gate(x, g, impl="native"), x, g)
 
 
 def test_way_back_through_the_readouts_gate() -> None:
     o, g, d = (randn(2, 23, 3 * 37, seed=s).to(HALF) for s in range(3))
-    y = pointwise.plain_gate(o, g)
-    d_o, d_g = native.ungate(d.clone(), y, g)
+    y = plain.gate_forward(o, g)
+    d_o, d_g = native.kernels.ungate(d.clone(), y, g)
     exact = d.double() * torch.sigmoid(g.double())
     assert relative(d_o, exact, 0) <= VALUES
     assert relative(d_g, d.double() * y.double() * torch.sigmoid(-g.double()), 0) <= VALUES
@@ -128,12 +128,12 @@ def test_rounding_is_torchs() -> None:
     """To the nearest, ties to even, infinities and NaN included."""
     x = torch.tensor([1.0, 1.00390625, 1.01171875, 3.3e38, 3.4e38, float("inf"), float("nan"), -0.0, 1e-40]).repeat(9)
     one = torch.ones(81, 1)
-    yk, _ = native.convs_forward(x.view(1, 1, -1), one, one, None, None)
+    yk, _ = native.kernels.convs_forward(x.view(1, 1, -1), one, one, None, None)
     assert torch.equal(yk.view(-1).nan_to_num(7), x.nan_to_num(7)), "float32 keeps its bits"
     half = x.to(HALF)
-    yk, _ = native.convs_forward(half.view(1, 1, -1), one.to(HALF), one.to(HALF), None, None)
+    yk, _ = native.kernels.convs_forward(half.view(1, 1, -1), one.to(HALF), one.to(HALF), None, None)
     assert torch.equal(yk.view(-1).isnan(), half.isnan())
     assert torch.equal(yk.view(-1).nan_to_num(7), half.nan_to_num(7))
-    scaled, _ = native.convs_forward(half.view(1, 1, -1), 1.00390625 * one, one, None, None)
+    scaled, _ = native.kernels.convs_forward(half.view(1, 1, -1), 1.00390625 * one, one, None, None)
     exact = (half.float() * 1.00390625).to(HALF)
     assert torch.equal(scaled.view(-1).nan_to_num(7), exact.nan_to_num(7))

@@ -48,29 +48,29 @@ def calls() -> dict[str, Callable[[], object]]:
     layer = processors.make_layer()
     p = LayerParameters._make(None if t is None else t.detach() for t in layer.tensors())
     x, shape, wanted = torch.randn(4, 96, 64), layer.shape(), LayerParameters._make(t is not None for t in p)
-    joined, made = native.project_forward(x, None, p)
-    y, kept = native.layer_forward(x, p, shape)
+    joined, made = native.project.forward(x, None, p)
+    y, kept = native.layer.forward(x, p, shape)
     problem = make_problem(T=60, L=60).to(torch.float32)
     mixings = (*flatten_mixing(problem.routing, False), *flatten_mixing(problem.reading, True))
     inputs = Inputs(problem.q, problem.k, problem.v, *mixings, None)
     o, rho = kernels.forward(inputs, problem.spec, None)
     E, N = torch.rand(2, 32, 256), torch.rand(2, 32, 16)
-    scanned = native.scan_inputs(E, E, -torch.rand(16, 256), N, N, torch.zeros(2, 16, 256), None)
-    ends = native.scan_forward(scanned, marks=True)
+    scanned = native.kernels.scan_inputs(E, E, -torch.rand(16, 256), N, N, torch.zeros(2, 16, 256), None)
+    ends = native.kernels.scan_forward(scanned, marks=True)
     k, v = torch.randn(4, 9, 4, 32), torch.randn(4, 9, 2, 32)
     spans, past = torch.tensor([[b, 0, 1, 0, 9] for b in range(4)]), torch.zeros(4, 3, 64)
     assert p.conv_k is not None
     assert p.conv_v is not None
     return {
-        "project forward": lambda: native.project_forward(x, None, p),
-        "project backward": lambda: native.project_backward(made, joined, x, None, p, wanted),
-        "scan forward": lambda: native.scan_forward(scanned, marks=True),
-        "scan backward": lambda: native.scan_backward(ends[0], ends[1], scanned, ends[2]),
-        "layer forward": lambda: native.layer_forward(x, p, shape),
-        "layer backward": lambda: native.layer_backward(y, x, kept, p, shape, wanted),
+        "project forward": lambda: native.project.forward(x, None, p),
+        "project backward": lambda: native.project.backward(made, joined, x, None, p, wanted),
+        "scan forward": lambda: native.kernels.scan_forward(scanned, marks=True),
+        "scan backward": lambda: native.kernels.scan_backward(ends[0], ends[1], scanned, ends[2]),
+        "layer forward": lambda: native.layer.forward(x, p, shape),
+        "layer backward": lambda: native.layer.backward(y, x, kept, p, shape, wanted),
         "step": lambda: native.step(x[:, :1], k, v, spans, past, p, shape),
         "operator backward": lambda: kernels.backward(o, o, rho, inputs, problem.spec, None),
-        "convolutions backward": lambda: native.convs_backward(x, x, x, p.conv_k, p.conv_v, None),
+        "convolutions backward": lambda: native.kernels.convs_backward(x, x, x, p.conv_k, p.conv_v, None),
     }
 
 

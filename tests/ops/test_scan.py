@@ -161,4 +161,6 @@ def test_opcheck() -> None:
     x, delta, A, B, C, state = (t.float().requires_grad_() for t in selective_inputs(5).values())
     at = A.detach().mT.contiguous().requires_grad_()
     for begins in (None, borders("begins", 5)["begins"]):
-        torch.library.opcheck(torch.ops.hypermlp.selective_scan.default, (x, delta, at, B, C, state, begins))
+        torch.library.opcheck(torch.ops.hypermlp.selective_scan.default, (x, delta, at, B, C, state, begins, True))
+        inference = tuple(t.detach() for t in (x, delta, at, B, C, state))
+        torch.library.opcheck(torch.ops.hypermlp.selective_scan.default, (*inference, begins, False))

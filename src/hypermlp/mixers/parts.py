@@ -15,7 +15,7 @@ from hypermlp.checks import at_least_one, divisible
 from hypermlp.config import INIT_STD, TAPS, Init
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.modules import known
-from hypermlp.ops import pointwise
+from hypermlp.ops import plain
 
 NORM_EPS = 1e-5
 SHORTEST, LONGEST = 1e-3, 0.1  # steps Δ that a layer begins with
@@ -53,7 +53,7 @@ class ShortConv(nn.Module):
         nn.init.uniform_(self.weight, -(taps**-0.5), taps**-0.5)  # as torch's Conv1d begins
 
     def forward(self, x: Tensor, tokens: Tokens, history: Tensor | None) -> Tensor:
-        y = pointwise.plain_conv(x, self.weight, tokens.position if tokens.packed else None, history)
+        y = plain.conv(x, self.weight, tokens.position if tokens.packed else None, history)
         return F.silu(y if self.bias is None else y + self.bias)
 
 

@@ -17,7 +17,7 @@ from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import NORM_EPS, head_width, heads, init_linears, unit
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
-from hypermlp.ops import pointwise
+from hypermlp.ops import plain
 from hypermlp.ops.recurrence import Steps
 
 DECAY_LIMIT = 0.6065306597126334  # e^{−1/2}: no channel forgets faster than e to minus this
@@ -82,4 +82,4 @@ def previous(tokens: Tokens, history: Tensor | None) -> Tensor:
     """The previous token of each (B T C); zero before the first."""
     x = tokens.x
     before = x.new_zeros(x.shape[0], 1, x.shape[2]) if history is None else history.to(x.dtype)
-    return pointwise.tap(torch.cat([before, x], 1)[:, :-1], tokens.position if tokens.packed else None, 1)
+    return plain.tap(torch.cat([before, x], 1)[:, :-1], tokens.position if tokens.packed else None, 1)

@@ -13,7 +13,6 @@ from hypermlp import notice
 from hypermlp.checks import choose_from
 from hypermlp.config import Aligner, Impl
 from hypermlp.ops import chunked, native, reference, triton
-from hypermlp.ops.native import library
 from hypermlp.ops.observer import ordinary, transform
 from hypermlp.ops.types import MixCall
 
@@ -40,7 +39,7 @@ def choose(impl: str = "auto", device: str = "cpu", dtype: str = "float32", alig
             raise ValueError(f'impl="triton" cannot run here: {obstacle}; impl="auto" takes what can')
         return Choice("chunked", obstacle) if obstacle else Choice("triton", triton.reason(device, dtype))
     obstacle = native_obstacle(device, dtype, aligner)
-    return Choice("chunked", obstacle) if obstacle else Choice("native", f"CPU, {dtype}, {library().reason}")
+    return Choice("chunked", obstacle) if obstacle else Choice("native", f"CPU, {dtype}, {native.library().reason}")
 
 
 def native_obstacle(device: str, dtype: str, aligner: str) -> str | None:
@@ -51,7 +50,7 @@ def native_obstacle(device: str, dtype: str, aligner: str) -> str | None:
         return f"for {dtype}: the native kernel computes in float32"
     if aligner != "offset":
         return f"for the {aligner} layout: the native kernel computes the offset layout"
-    return None if library().handle is not None else library().reason
+    return None if native.library().handle is not None else native.library().reason
 
 
 def announce(choice: Choice) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -74,16 +74,16 @@ def convs_backward(d_yk: Tensor, d_yv: Tensor, x: Tensor, wk: Tensor, wv: Tensor
     return 2 * convs(x, wk, wv)
 
 
-@formula("selective_scan", "selective_scan_inference")
+@formula("selective_scan")
 def selective_scan(x: Tensor, delta: Tensor, A: Tensor, *_: Any, **__: Any) -> int:
     """For each state: decay and add, times B, times C."""
     return 6 * x.shape[0] * x.shape[1] * A.numel()
 
 
 @formula("selective_scan_backward")
-def selective_scan_backward(d_y: Tensor, d_last: Tensor, marks: Tensor, *forward: Any, **_: Any) -> int:
+def selective_scan_backward(d_y: Tensor, d_last: Tensor, marks: Tensor, inputs: Sequence[Tensor], *_: Any, **__: Any) -> int:
     """Two products for each of the forward's, and the states once more."""
-    return 3 * selective_scan(*forward)
+    return 3 * selective_scan(*inputs)
 
 
 @formula("scan")

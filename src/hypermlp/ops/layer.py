@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypermlp.ops import dispatch, native, pointwise, reference
+from hypermlp.ops import dispatch, native, reference
 from hypermlp.ops.observer import needs_gradient
 from hypermlp.ops.parameters import LayerParameters, LayerShape
+from hypermlp.ops.pointwise import kernels, kernels_for
 from hypermlp.ops.registered import Inputs, flatten, gradients_with_graph, reference_mix
 from hypermlp.ops.types import MixCall, Mixing, Spec
 
@@ -48,22 +49,23 @@ def project(x: Tensor, p: LayerParameters, position: Tensor | None, history: Ten
 def compute_projections(
     x: Tensor, p: LayerParameters, position: Tensor | None, history: Tensor | None, use: str
 ) -> tuple[Tensor, Projected]:
-    """The joined product and what is made of it; in differentiable steps where use is ""."""
+    """The joined product and what is made of it; in differentiable steps where use is "plain"."""
     if use == "native" and history is None and native.fits(x, p):
-        y, (q, _, s1, s2, k, v, gate_vo) = native.project_forward(x, position, p)
+        y, (q, _, s1, s2, k, v, gate_vo) = native.project.forward(x, position, p)
         return y, Projected(*cast("Any", (q, s1, s2, k, v, gate_vo)))
     x_k, x_v = convolve(x, p, position, history, use)
     k, v = F.linear(x_k, p.k, p.k_bias), F.linear(x_v, p.v, p.v_bias)
     del x_k, x_v
     y = F.linear(x, *p.joined())
     gate_vo = F.linear(x, p.gate_vo, p.gate_vo_bias)
-    return y, Projected(*pointwise.gates_forward(y, p.sizes, use), k, v, gate_vo)
+    q, s1, s2 = kernels(use).gates_forward(y, p.sizes)
+    return y, Projected(q, s1, s2, k, v, gate_vo)
 
 
 def convolve(x: Tensor, p: LayerParameters, position: Tensor | None, history: Tensor | None, use: str) -> tuple[Tensor, Tensor]:
     if p.conv_k is None:
         return x, x
-    return pointwise.convs_forward(x, p.conv_k, p.conv_v, position, history, use)
+    return kernels(use).convs_forward(x, p.conv_k, p.conv_v, position, history)
 
 
 class Project(torch.autograd.Function):
@@ -80,14 +82,14 @@ class Project(torch.autograd.Function):
         if torch.is_grad_enabled():
 
             def plain(x: Tensor, *parameters: Tensor | None) -> tuple[Tensor, ...]:
-                return tuple(compute_projections(x, LayerParameters._make(parameters), position, None, "")[1])
+                return tuple(compute_projections(x, LayerParameters._make(parameters), position, None, "plain")[1])
 
             d_x, *plainly = gradients_with_graph(plain, (x, *parameters), d)
             return (d_x, None, None, *plainly)
         p, wanted = LayerParameters._make(parameters), LayerParameters._make(ctx.needs_input_grad[3:])
         if ctx.use == "native" and native.fits(x, p):
             d_q, d_s1, d_s2, *others = d
-            d_x, found = native.project_backward((d_q, None, d_s1, d_s2, *others), y, x, position, p, wanted)
+            d_x, found = native.project.backward((d_q, None, d_s1, d_s2, *others), y, x, position, p, wanted)
         else:
             d_x, found = project_backward(Projected._make(d), y, x, position, p, wanted, ctx.use)
         return (d_x, None, None, *found)
@@ -113,12 +115,12 @@ def project_backward(
     if p.conv_k is None:
         d_x = flat(d_xk).addmm_(flat(d.v), p.v)
     else:
-        d_x, found["conv_k"], found["conv_v"] = pointwise.convs_backward(d_xk, d.v @ p.v, x, p.conv_k, p.conv_v, position, use)
+        d_x, found["conv_k"], found["conv_v"] = kernels(use).convs_backward(d_xk, d.v @ p.v, x, p.conv_k, p.conv_v, position)
         d_x = flat(d_x)
     del d_xk
     differentiate("gate_vo", d.gate_vo, x)
     d_x.addmm_(flat(d.gate_vo), p.gate_vo)
-    d_y = flat(pointwise.gates_backward(d.q, d.s1, d.s2, y, p.sizes, use))
+    d_y = flat(kernels(use).gates_backward(d.q, d.s1, d.s2, y, p.sizes))
     d_x.addmm_(d_y, p.joined()[0])
     if any(wanted[:4]):
         found |= zip(LayerParameters._fields[:4], (d_y.T @ flat(x)).split(p.sizes), strict=True)
@@ -140,9 +142,9 @@ def mix_and_read(impl: str, call: MixCall, gate: Tensor, weight: Tensor, bias: T
     inputs, readout = flatten(call), (gate, weight, bias)
     compiled = impl == "native" and native.is_addressable(*inputs.differentiable, *readout, half=True)
     if compiled and needs_gradient(*inputs, *readout):
-        return cast("Tensor", OwnedReadOut.apply(native.mix_owned(inputs, call.spec), *readout, call.spec, *inputs))
+        return cast("Tensor", OwnedReadOut.apply(native.kernels.mix_owned(inputs, call.spec), *readout, call.spec, *inputs))
     o = dispatch.compute(impl, call).flatten(2)
-    use = pointwise.kernels_for(impl, o, gate)
+    use = kernels_for(impl, o, gate)
     if needs_gradient(o, *readout):
         return cast("Tensor", ReadOut.apply(o, *readout, use))
     return compute_readout(o, *readout, use)[1]
@@ -150,12 +152,12 @@ def mix_and_read(impl: str, call: MixCall, gate: Tensor, weight: Tensor, bias: T
 
 def compute_readout(o: Tensor, gate: Tensor, weight: Tensor, bias: Tensor | None, use: str) -> tuple[Tensor, Tensor]:
     """The gated o, and y."""
-    gated = pointwise.gate_forward(o, gate, use)
+    gated = kernels(use).gate_forward(o, gate)
     return gated, F.linear(gated, weight, bias)
 
 
 def plain_readout(o: Tensor, gate: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return compute_readout(o, gate, weight, bias, "")[1]
+    return compute_readout(o, gate, weight, bias, "plain")[1]
 
 
 class ReadOut(torch.autograd.Function):
@@ -172,10 +174,10 @@ class ReadOut(torch.autograd.Function):
         o, gate, weight, bias = ctx.saved_tensors
         if torch.is_grad_enabled():
             return (*gradients_with_graph(plain_readout, (o, gate, weight, bias), (d_y,)), None)
-        gated = pointwise.gate_forward(o, gate, ctx.use)
+        gated = kernels(ctx.use).gate_forward(o, gate)
         d_gated, d_weight, d_bias = linear_backward(d_y, gated, weight, ctx.needs_input_grad[2:4])
         del gated
-        return (*pointwise.gate_backward(d_gated, o, gate, ctx.use, overwrite=True), d_weight, d_bias, None)
+        return (*kernels(ctx.use).gate_backward(d_gated, o, gate, overwrite=True), d_weight, d_bias, None)
 
 
 def linear_backward(
@@ -214,7 +216,7 @@ class OwnedReadOut(torch.autograd.Function):
             found = gradients_with_graph(plain, (gate, weight, bias, *inputs.differentiable), (d_y,))
             return (None, *found[:3], None, *found[3:], None)
         d_gated, d_weight, d_bias = linear_backward(d_y, gated, weight, ctx.needs_input_grad[2:4])
-        d_o, d_gate = native.ungate(d_gated, gated, gate)
+        d_o, d_gate = native.kernels.ungate(d_gated, gated, gate)
         return (d_o.view(ctx.shape), d_gate, d_weight, d_bias, None, *(None for _ in tensors))
 
 
@@ -222,13 +224,13 @@ def run_whole(x: Tensor, p: LayerParameters, shape: LayerShape) -> Tensor:
     """A layer on plain sequences x (B T C) in one call of compiled code, and one node of autograd where that records."""
     if needs_gradient(x, *p):
         return cast("Tensor", FusedLayer.apply(x, shape, *p))
-    return native.layer_forward(x, p, shape)[0]
+    return native.layer.forward(x, p, shape)[0]
 
 
 class FusedLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, shape: LayerShape, *parameters: Tensor | None) -> Tensor:
-        y, kept = native.layer_forward(x, LayerParameters._make(parameters), shape)
+        y, kept = native.layer.forward(x, LayerParameters._make(parameters), shape)
         ctx.shape = shape
         ctx.save_for_backward(x, kept, *parameters)
         return y
@@ -245,13 +247,13 @@ class FusedLayer(torch.autograd.Function):
             d_x, *plainly = gradients_with_graph(plain, (x, *p), (d_y,))
             return (d_x, None, *plainly)
         wanted = LayerParameters._make(ctx.needs_input_grad[2:])
-        d_x, found = native.layer_backward(d_y, x, kept, p, ctx.shape, wanted)
+        d_x, found = native.layer.backward(d_y, x, kept, p, ctx.shape, wanted)
         return (d_x, None, *found)
 
 
 def plain_layer(x: Tensor, p: LayerParameters, shape: LayerShape) -> Tensor:
     """The same in differentiable steps."""
-    made = compute_projections(x, p, None, None, "")[1]
+    made = compute_projections(x, p, None, None, "plain")[1]
     q, s1, k = (t.unflatten(-1, (shape.routing_heads, -1)) for t in (made.q, made.s1, made.k))
     s2, v = (t.unflatten(-1, (shape.heads, -1)) for t in (made.s2, made.v))
     routing, reading = Mixing(p.A1, p.B1, s1, p.diag1, shape.shortcut1), Mixing(p.A2, p.B2, s2, p.diag2, shape.shortcut2)

@@ -8,6 +8,7 @@ positive power, so decays of any strength are exact. Letters: B batch, T time, E
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -163,86 +164,50 @@ def plain_selective_scan(
 def native_scan(
     x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, begins: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    if torch.compiler.is_exporting():
-        y, last = selective_inference_op(x, delta, A, B, C, state, begins)
-    elif observer_of(x, delta, A, B, C, state) is not Observer.NOBODY:
-        y, last, _ = selective_op(x, delta, A, B, C, state, begins)
-    else:
-        y, last, _ = native.scan_forward(native.scan_inputs(x, delta, A, B, C, state, begins), marks=False)
-    return y, last
-
-
-@torch.library.custom_op("hypermlp::selective_scan_inference", mutates_args=())
-def selective_inference_op(
-    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, begins: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Of an exported graph: without the marks for gradients, whose number depends on the length."""
-    return native.scan_forward(native.scan_inputs(x, delta, A, B, C, state, begins), marks=False)[:2]
-
-
-@selective_inference_op.register_fake
-def _(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(state.shape)
+    inputs = x, delta, A, B, C, state
+    if torch.compiler.is_exporting():  # without the marks for gradients, whose number depends on the length
+        return selective_op(*inputs, begins, False)[:2]
+    if observer_of(*inputs) is not Observer.NOBODY:
+        return selective_op(*inputs, begins, True)[:2]
+    return native.kernels.scan_forward(native.kernels.scan_inputs(*inputs, begins), marks=False)[:2]
 
 
 @torch.library.custom_op("hypermlp::selective_scan", mutates_args=())
 def selective_op(
-    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, begins: Tensor | None
+    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, begins: Tensor | None, marks: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return native.scan_forward(native.scan_inputs(x, delta, A, B, C, state, begins), marks=True)
+    return native.kernels.scan_forward(native.kernels.scan_inputs(x, delta, A, B, C, state, begins), marks=marks)
 
 
 @selective_op.register_fake
-def _(
-    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, begins: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    blocks = -(-x.shape[1] // native.SCAN_ROWS)
+def _(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    blocks = -(-x.shape[1] // native.kernels.SCAN_ROWS) if rest[-1] else 0
     return x.new_empty(x.shape), x.new_empty(state.shape), x.new_empty(state.shape[0], blocks, *A.shape)
 
 
 @torch.library.custom_op("hypermlp::selective_scan_backward", mutates_args=())
 def selective_backward_op(
-    d_y: Tensor,
-    d_last: Tensor,
-    marks: Tensor,
-    x: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    state: Tensor,
-    begins: Tensor | None,
+    d_y: Tensor, d_last: Tensor, marks: Tensor, inputs: Sequence[Tensor], begins: Tensor | None
 ) -> list[Tensor]:
-    return list(native.scan_backward(d_y, d_last, native.scan_inputs(x, delta, A, B, C, state, begins), marks))
+    x, delta, A, B, C, state = inputs
+    return list(native.kernels.scan_backward(d_y, d_last, native.kernels.scan_inputs(x, delta, A, B, C, state, begins), marks))
 
 
 @selective_backward_op.register_fake
-def _(
-    d_y: Tensor,
-    d_last: Tensor,
-    marks: Tensor,
-    x: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    state: Tensor,
-    begins: Tensor | None,
-) -> list[Tensor]:
-    return [t.new_empty(t.shape) for t in (x, delta, A, B, C, state)]
+def _(d_y: Tensor, d_last: Tensor, marks: Tensor, inputs: Sequence[Tensor], begins: Tensor | None) -> list[Tensor]:
+    return [t.new_empty(t.shape) for t in inputs]
 
 
 def _save_selective(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    _, _, marks = output
-    ctx.save_for_backward(marks, *inputs)
+    ctx.save_for_backward(output[2], *inputs[:-1])
 
 
 def _backward_selective(ctx: Any, d_y: Tensor, d_last: Tensor, d_marks: Tensor) -> tuple[Any, ...]:
+    marks, *inputs, begins = ctx.saved_tensors
     if torch.is_grad_enabled():
-        _, *inputs, begins = ctx.saved_tensors
         plain = functools.partial(plain_selective_scan, begins=begins)
-        return (*gradients_with_graph(plain, inputs, (d_y, d_last)), None)
-    return (*selective_backward_op(d_y, d_last, *ctx.saved_tensors), None)
+        return (*gradients_with_graph(plain, inputs, (d_y, d_last)), None, None)
+    return (*selective_backward_op(d_y, d_last, marks, inputs, begins), None, None)
 
 
 selective_op.register_autograd(_backward_selective, setup_context=_save_selective)

@@ -1,48 +1,14 @@
-"""The operator and what surrounds it in compiled C++ for the CPU."""
+"""The operator and what surrounds it in compiled C++ for the CPU.
 
+kernels: the operator, convolutions, gates, scans. project, layer: all projections, or a whole layer, in one call. bindings: the
+border to the compiled code; build compiles it.
+"""
+
+from hypermlp.ops.native import kernels, layer, project
 from hypermlp.ops.native.bindings import is_addressable
-from hypermlp.ops.native.build import Library, cache_folder, library
-from hypermlp.ops.native.kernels import (
-    SCAN_ROWS,
-    convs_backward,
-    convs_forward,
-    gate_backward,
-    gate_forward,
-    gates_backward,
-    gates_forward,
-    mix,
-    mix_owned,
-    scan_backward,
-    scan_forward,
-    scan_inputs,
-    ungate,
-)
-from hypermlp.ops.native.layer import MOST_TOKENS, layer_backward, layer_forward, step
-from hypermlp.ops.native.project import fits, project_backward, project_forward
+from hypermlp.ops.native.build import cache_folder, library
+from hypermlp.ops.native.kernels import mix
+from hypermlp.ops.native.layer import MOST_TOKENS, step
+from hypermlp.ops.native.project import fits
 
-__all__ = [
-    "MOST_TOKENS",
-    "SCAN_ROWS",
-    "Library",
-    "cache_folder",
-    "convs_backward",
-    "convs_forward",
-    "fits",
-    "gate_backward",
-    "gate_forward",
-    "gates_backward",
-    "gates_forward",
-    "is_addressable",
-    "layer_backward",
-    "layer_forward",
-    "library",
-    "mix",
-    "mix_owned",
-    "project_backward",
-    "project_forward",
-    "scan_backward",
-    "scan_forward",
-    "scan_inputs",
-    "step",
-    "ungate",
-]
+__all__ = ["MOST_TOKENS", "cache_folder", "fits", "is_addressable", "kernels", "layer", "library", "mix", "project", "step"]

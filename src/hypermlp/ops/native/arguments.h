@@ -69,10 +69,10 @@ struct hm_gate_args {
     i64 nthreads;
     void *parallel;
     const void *x, *g;           // (N,C), row strides below; x null: ones, so that y = sigmoid(g)
-    void *y;
+    void *y;                     // of hm_ungate: read, and x is not
     i64 x_row, g_row, y_row;
     const void *dy;
-    void *dx, *dg;               // dx is not written where x is null
+    void *dx, *dg;               // dx is not written where x is null; it may be dy
     i64 dy_row, dx_row, dg_row;
     i64 half;
 };
@@ -104,16 +104,6 @@ struct hm_project_args {
     const float *dout[7];        // backward only, from here on
     float *dx;
     hm_parameters gradients;
-};
-
-// The gradients of y = o ⊙ σ(g) from dy and y. All (N, C) contiguous; dx may be dy.
-struct hm_ungate_args {
-    i64 N, C;
-    i64 nthreads;
-    void *parallel;
-    const void *dy, *y, *g;
-    void *dx, *dg;
-    i64 half;
 };
 
 // A whole layer on plain sequences: hm_project_args, hm_args and the gated readout. C, H*V and all widths are whole panels.

@@ -63,7 +63,7 @@ void pull_of_norm(const Plan &P, const Strip &s, Work &w) {
 
 // h, t2 = a B2 and Σ D2 a dw once more, with a only in a tile
 void hidden_again(const Plan &P, const Strip &s, i64 head, Work &w) {
-    const Operator &op1 = P.op1, &op2 = P.op2;
+    const Operator &op2 = P.op2;
     if (op2.present()) memset(w.t2, 0, s.m * op2.Rp * sizeof(float));
     for (i64 part = 0; part < P.parts; part++) clear_older(s, w.h[part]);
     memset(w.squares, 0, VL * sizeof(float));  // ρ is given; the sum is not used here
@@ -73,11 +73,7 @@ void hidden_again(const Plan &P, const Strip &s, i64 head, Work &w) {
         row_groups(s.m, [&](i64 i, i64 rows) {
             i64 y = std::max(ya, round_down(s.first_lag(i + rows - 1), NR));
             if (y >= yb) return;
-            for (i64 part = 0; part < P.parts; part++) {
-                expand_group(s, i, rows, w.z[part].lag(0, ya), w.z[part].ld, ya, yb, op1, op1.fb, P.routing(head, part),
-                             w.t1s[part], w.h[part].lag(0, ya), w.h[part].ld);
-                clear_before_start(s, i, rows, w.h[part].lag(0, ya), w.h[part].ld, ya, yb);
-            }
+            hidden_group(P, s, head, i, rows, ya, yb, w, w.h);
             for (i64 r = i; r < i + rows; r++) {
                 float *a = w.a + r * LDA + y - ya;
                 activate_row(P.glu, yb - y, w.h[0].lag(r, y), P.glu ? w.h[1].lag(r, y) : nullptr, a, w.squares);
@@ -281,33 +277,24 @@ template <class E> int run_backward(const hm_args &p) {
     Schedule schedule(P, nw);
     i64 width = P.parts * p.K + p.V;  // of a private copy: dk of every part, dv
 
-    Block shared, collected;
+    Block shared;
     std::vector<Block> own(nw);
-    auto carve_all = [&](Arena &fixed, Arena &sums) {
-        P.carve(fixed, true);
+    std::vector<Work> work(nw);
+    auto carve_all = [&](Arena &mem) {
+        P.carve(mem, true);
         i64 begun = 0;  // heads that have a first worker
         for (auto &run : schedule.runs) {
             for (i64 j = 0; j < (i64)run.sums.size(); j++) {
                 i64 head = run.head_begin + j;
-                run.sums[j].carve(sums, P, head, head >= begun);
+                run.sums[j].carve(mem, P, head, head >= begun);
                 begun = std::max(begun, head + 1);
             }
-            if (run.shared_end > run.begin) run.copy = sums.floats((run.last - run.first) * width);
+            if (run.shared_end > run.begin) run.copy = mem.floats((run.last - run.first) * width);
         }
     };
-    Arena fixed, sums;
-    carve_all(fixed, sums);
-    if (!shared.allocate(fixed.used) || !collected.allocate(sums.used)) return 1;
-    fixed = Arena{shared.p}, sums = Arena{collected.p};
-    carve_all(fixed, sums);
-    std::vector<Work> work(nw);
-    for (i64 w = 0; w < nw && items; w++) {
-        Arena mem;
-        work[w].carve(mem, P, true);
-        if (!own[w].allocate(mem.used)) return 1;
-        mem = Arena{own[w].p};
-        work[w].carve(mem, P, true);
-    }
+    if (!shared.carve(carve_all)) return 1;
+    for (i64 w = 0; w < nw && items; w++)
+        if (!own[w].carve([&](Arena &mem) { work[w].carve(mem, P, true); })) return 1;
     P.fill(true);
 
     run_workers(nw, p.parallel, [&](i64 w) {

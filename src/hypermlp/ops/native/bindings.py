@@ -91,6 +91,18 @@ def entry_point(name: str) -> Callable[..., int]:
     return cast("Callable[..., int]", getattr(handle, name))
 
 
+def structure(name: str, *values: Any, dtype: torch.dtype = torch.float32) -> ctypes.Structure:
+    """The arguments of a call: its first fields, the threads it may use, and the type of its numbers."""
+    made = STRUCTURES[name](*values)
+    made.nthreads, made.parallel, made.half = torch.get_num_threads(), thread_pool(), dtype is torch.bfloat16
+    return made
+
+
+def places(position: Tensor | None, x: Tensor) -> Tensor | None:
+    """Each token's place (1|B T) as the kernel takes it, for x (B T C)."""
+    return None if position is None else position.expand(x.shape[:2]).to(torch.int64).contiguous()
+
+
 def call(name: str, arguments: ctypes.Structure) -> None:
     if torch.autograd.profiler._is_profiler_enabled:  # else nobody could tell the kernels of one node apart
         with torch.profiler.record_function(f"hypermlp::{name}"):

@@ -125,28 +125,21 @@ template <class E> struct Conv {
     }
 };
 
-i64 conv_workers(const hm_conv_args &p, i64 blocks) {
-    return std::max<i64>(1, std::min(std::max<i64>(p.nthreads, 1), blocks));
-}
-
 template <class E> void conv_forward(const hm_conv_args *p) {
     Conv<E> conv(*p);
-    i64 per_batch = conv.blocks(), blocks = p->B * per_batch, nw = conv_workers(*p, blocks);
-    run_workers(blocks ? nw : 0, p->parallel, [&](i64 w) {
-        Share mine(blocks, w, nw);
-        for (i64 k = mine.begin; k < mine.end; k++) conv.forward_block(k / per_batch, k % per_batch * CONV_ROWS);
+    i64 per_batch = conv.blocks(), blocks = p->B * per_batch, nw = workers_for(p->nthreads, blocks);
+    run_shares(blocks, nw, p->parallel, [&](i64, i64 begin, i64 end) {
+        for (i64 k = begin; k < end; k++) conv.forward_block(k / per_batch, k % per_batch * CONV_ROWS);
     });
 }
 
 template <class E> void conv_backward(const hm_conv_args *p) {
     Conv<E> conv(*p);
-    i64 per_batch = conv.blocks(), blocks = p->B * per_batch, nw = conv_workers(*p, blocks), n = p->W * p->C;
+    i64 per_batch = conv.blocks(), blocks = p->B * per_batch, nw = workers_for(p->nthreads, blocks), n = p->W * p->C;
     std::vector<float> sums(nw * 2 * n, 0.0f);
-    run_workers(blocks ? nw : 0, p->parallel, [&](i64 w) {
-        Share mine(blocks, w, nw);
+    run_shares(blocks, nw, p->parallel, [&](i64 w, i64 begin, i64 end) {
         float *gk = sums.data() + w * 2 * n;
-        for (i64 k = mine.begin; k < mine.end; k++)
-            conv.backward_block(k / per_batch, k % per_batch * CONV_ROWS, gk, gk + n);
+        for (i64 k = begin; k < end; k++) conv.backward_block(k / per_batch, k % per_batch * CONV_ROWS, gk, gk + n);
     });
     for (i64 c = 0; c < p->C; c++)
         for (i64 j = 0; j < p->W; j++) {

@@ -9,8 +9,10 @@ namespace {
 // Rows of about this many elements for each worker: a smaller share costs more to hand out than to compute.
 constexpr i64 GATE_SHARE = 16384;
 
-i64 gate_workers(i64 rows, i64 columns, i64 nthreads) {
-    return std::max<i64>(1, std::min({std::max<i64>(nthreads, 1), rows, rows * columns / GATE_SHARE}));
+// f(begin, end) for the rows of each worker
+template <class A, class F> void share_rows(const A &p, i64 columns, F f) {
+    i64 nw = workers_for(p.nthreads, std::min(p.N, p.N * columns / GATE_SHARE));
+    run_shares(p.N, nw, p.parallel, [&](i64, i64 begin, i64 end) { f(begin, end); });
 }
 
 HM_INLINE pair slope_of(pair g, pair e, pair s) {  // σ' = σ(x) σ(-x), without cancellation
@@ -29,18 +31,12 @@ template <class E> void gate_rows(const hm_gate_args &p, i64 begin, i64 end) {
 }
 
 template <class E> void gate_forward(const hm_gate_args *p) {
-    i64 nw = gate_workers(p->N, p->C, p->nthreads);
-    run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
-        Share mine(p->N, w, nw);
-        gate_rows<E>(*p, mine.begin, mine.end);
-    });
+    share_rows(*p, p->C, [&](i64 begin, i64 end) { gate_rows<E>(*p, begin, end); });
 }
 
 template <class E> void gate_backward(const hm_gate_args *p) {
-    i64 nw = gate_workers(p->N, p->C, p->nthreads);
-    run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
-        Share mine(p->N, w, nw);
-        for (i64 r = mine.begin; r < mine.end; r++) {
+    share_rows(*p, p->C, [&](i64 begin, i64 end) {
+        for (i64 r = begin; r < end; r++) {
             const E *x = p->x ? (const E *)p->x + r * p->x_row : nullptr, *g = (const E *)p->g + r * p->g_row;
             const E *dy = (const E *)p->dy + r * p->dy_row;
             E *dx = p->x ? (E *)p->dx + r * p->dx_row : nullptr, *dg = (E *)p->dg + r * p->dg_row;
@@ -95,42 +91,38 @@ template <class E> struct GatesRow {
 
 template <class E> void gates_forward(const hm_gates_args *p) {
     GatesRow<E> gates{p->Q, p->S1, p->S2};
-    i64 width = 2 * p->Q + p->S1 + p->S2, nw = gate_workers(p->N, width, p->nthreads);
-    run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
-        Share mine(p->N, w, nw);
-        for (i64 r = mine.begin; r < mine.end; r++)
+    i64 width = 2 * p->Q + p->S1 + p->S2;
+    share_rows(*p, width, [&](i64 begin, i64 end) {
+        for (i64 r = begin; r < end; r++)
             gates.forward((const E *)p->y + r * width, (E *)p->q + r * p->Q, (E *)p->s1 + r * p->S1, (E *)p->s2 + r * p->S2);
     });
 }
 
 template <class E> void gates_backward(const hm_gates_args *p) {
     GatesRow<E> gates{p->Q, p->S1, p->S2};
-    i64 width = 2 * p->Q + p->S1 + p->S2, nw = gate_workers(p->N, width, p->nthreads);
-    run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
-        Share mine(p->N, w, nw);
-        for (i64 r = mine.begin; r < mine.end; r++)
+    i64 width = 2 * p->Q + p->S1 + p->S2;
+    share_rows(*p, width, [&](i64 begin, i64 end) {
+        for (i64 r = begin; r < end; r++)
             gates.backward((const E *)p->y + r * width, (const E *)p->dq + r * p->Q, (const E *)p->ds1 + r * p->S1,
                            (const E *)p->ds2 + r * p->S2, (E *)p->dy + r * width);
     });
 }
 
 // With y = o σ(g): do = dy σ(g), dg = dy o σ(g) σ(-g) = dy y σ(-g).
-template <class E> void ungate_rows(const hm_ungate_args &p, i64 begin, i64 end) {
-    const E *dy = (const E *)p.dy + begin * p.C, *y = (const E *)p.y + begin * p.C, *gate = (const E *)p.g + begin * p.C;
-    E *dx = (E *)p.dx + begin * p.C, *dg = (E *)p.dg + begin * p.C;
-    each_pair((end - begin) * p.C, [&](i64 j, i64 n) {
-        pair g = load2_some(gate + j, n), d = load2_some(dy + j, n), e = exp_negative(minus_abs(g));
-        store2_some(dg + j, d * load2_some(y + j, n) * sigmoid_from(-1.0f * g, e), n);
-        store2_some(dx + j, d * sigmoid_from(g, e), n);
-    });
+template <class E> void ungate_rows(const hm_gate_args &p, i64 begin, i64 end) {
+    for (i64 r = begin; r < end; r++) {
+        const E *dy = (const E *)p.dy + r * p.dy_row, *y = (const E *)p.y + r * p.y_row, *gate = (const E *)p.g + r * p.g_row;
+        E *dx = (E *)p.dx + r * p.dx_row, *dg = (E *)p.dg + r * p.dg_row;
+        each_pair(p.C, [&](i64 j, i64 n) {
+            pair g = load2_some(gate + j, n), d = load2_some(dy + j, n), e = exp_negative(minus_abs(g));
+            store2_some(dg + j, d * load2_some(y + j, n) * sigmoid_from(-1.0f * g, e), n);
+            store2_some(dx + j, d * sigmoid_from(g, e), n);
+        });
+    }
 }
 
-template <class E> void ungate(const hm_ungate_args *p) {
-    i64 nw = gate_workers(p->N, p->C, p->nthreads);
-    run_workers(p->N ? nw : 0, p->parallel, [&](i64 w) {
-        Share mine(p->N, w, nw);
-        ungate_rows<E>(*p, mine.begin, mine.end);
-    });
+template <class E> void ungate(const hm_gate_args *p) {
+    share_rows(*p, p->C, [&](i64 begin, i64 end) { ungate_rows<E>(*p, begin, end); });
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ bool scan_agrees(const hm_scan_args &p) { return p.rows > 0 && p.group > 0 && p.
 HM_API i64 hm_size(const char *name) {
 #define HM_SIZE(type) if (!strcmp(name, #type)) return sizeof(type);
     HM_SIZE(hm_view) HM_SIZE(hm_args) HM_SIZE(hm_conv_args) HM_SIZE(hm_gate_args) HM_SIZE(hm_gates_args) HM_SIZE(hm_project_args)
-    HM_SIZE(hm_ungate_args) HM_SIZE(hm_layer_args) HM_SIZE(hm_parameters)
+    HM_SIZE(hm_layer_args) HM_SIZE(hm_parameters)
     HM_SIZE(hm_step_args) HM_SIZE(hm_scan_args)
 #undef HM_SIZE
     return 0;
@@ -63,29 +63,17 @@ HM_API int hm_backward(const hm_args *p) {
     return arguments_agree(*p) ? guarded([&] { return p->half ? run_backward<bf16>(*p) : run_backward<float>(*p); }) : 2;
 }
 
-HM_API int hm_conv_forward(const hm_conv_args *p) {
-    return guarded([&] { return p->half ? conv_forward<bf16>(p) : conv_forward<float>(p), 0; });
-}
-
-HM_API int hm_conv_backward(const hm_conv_args *p) {
-    return guarded([&] { return p->half ? conv_backward<bf16>(p) : conv_backward<float>(p), 0; });
-}
-
-HM_API int hm_gate_forward(const hm_gate_args *p) {
-    return guarded([&] { return p->half ? gate_forward<bf16>(p) : gate_forward<float>(p), 0; });
-}
-
-HM_API int hm_gate_backward(const hm_gate_args *p) {
-    return guarded([&] { return p->half ? gate_backward<bf16>(p) : gate_backward<float>(p), 0; });
-}
-
-HM_API int hm_gates_forward(const hm_gates_args *p) {
-    return guarded([&] { return p->half ? gates_forward<bf16>(p) : gates_forward<float>(p), 0; });
-}
-
-HM_API int hm_gates_backward(const hm_gates_args *p) {
-    return guarded([&] { return p->half ? gates_backward<bf16>(p) : gates_backward<float>(p), 0; });
-}
+// What takes numbers of either type.
+#define HM_ENTRY(name, type, f) \
+    HM_API int name(const type *p) { return guarded([&] { return p->half ? f<bf16>(p) : f<float>(p), 0; }); }
+HM_ENTRY(hm_conv_forward, hm_conv_args, conv_forward)
+HM_ENTRY(hm_conv_backward, hm_conv_args, conv_backward)
+HM_ENTRY(hm_gate_forward, hm_gate_args, gate_forward)
+HM_ENTRY(hm_gate_backward, hm_gate_args, gate_backward)
+HM_ENTRY(hm_ungate, hm_gate_args, ungate)
+HM_ENTRY(hm_gates_forward, hm_gates_args, gates_forward)
+HM_ENTRY(hm_gates_backward, hm_gates_args, gates_backward)
+#undef HM_ENTRY
 
 HM_API int hm_panel() { return NR; }
 
@@ -110,10 +98,6 @@ HM_API int hm_layer_backward(const hm_layer_args *p) {
         Layer layer(*p);
         return layer.agrees() ? layer.backward() : 2;
     });
-}
-
-HM_API int hm_ungate(const hm_ungate_args *p) {
-    return guarded([&] { return p->half ? ungate<bf16>(p) : ungate<float>(p), 0; });
 }
 
 HM_API int hm_step(const hm_step_args *p) {

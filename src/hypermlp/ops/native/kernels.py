@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hypermlp.ops.native.bindings import STRUCTURES, call, pointer, row_pointer, single, thread_pool, view, whole
+from hypermlp.ops.native.bindings import call, places, pointer, row_pointer, single, structure, view, whole
 from hypermlp.ops.registered import Inputs, owned, register
 from hypermlp.ops.types import Spec, dense_spans
 
@@ -40,16 +40,13 @@ class KernelCall(NamedTuple):
             for strided, x in zip(STRIDED, inputs.differentiable, strict=True)
         )
         t = Inputs._make((*laid_out, spans))
-        a = STRUCTURES["hm_args"](
-            t.q.shape[0], t.q.shape[1], t.k.shape[1], t.v.shape[2], t.q.shape[2], t.q.shape[3], t.v.shape[3]
-        )
+        (B, T, G, K), (_, S, H, V) = t.q.shape, t.v.shape
+        a = structure("hm_args", B, T, S, H, G, K, V, dtype=dtype)
         a.R1 = 0 if t.left1 is None else t.left1.shape[2]
         a.R2 = 0 if t.left2 is None else t.left2.shape[2]
         a.L, a.act, a.norm, a.eps = spec.block_size, int(spec.kind == "relu"), int(spec.norm != "none"), spec.eps
         assert t.spans is not None
         a.n_spans, a.spans = len(t.spans), pointer(t.spans, (len(t.spans), 5), torch.int64)
-        a.nthreads, a.parallel = torch.get_num_threads(), thread_pool()
-        a.half = dtype is torch.bfloat16
         laid = cls(a, t)
         laid.point(t, "", dtype, dtype)
         return laid
@@ -164,42 +161,50 @@ def conv_inputs(
     x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """As the kernel takes them; a convolution of one tap has no history."""
-    position = None if position is None else position.expand(x.shape[:2]).to(torch.int64).contiguous()
     dtype = element_type(x)
     history = None if history is None or wk.shape[1] == 1 else whole(history, dtype)
-    return single(x, dtype), whole(wk), whole(wv), position, history
+    return single(x, dtype), whole(wk), whole(wv), places(position, x), history
 
 
 def conv_arguments(x: Tensor, wk: Tensor, wv: Tensor, position: Tensor | None, history: Tensor | None) -> ctypes.Structure:
     (B, T, C), W = x.shape, wk.shape[1]
-    a = STRUCTURES["hm_conv_args"](B, T, C, W, torch.get_num_threads(), thread_pool(), view(x, (B, T, C), x.dtype))
-    a.wk, a.wv, a.pos = pointer(wk, (C, W)), pointer(wv, (C, W)), pointer(position, (B, T), torch.int64)
-    a.history = pointer(history, (B, W - 1, C), x.dtype)
-    a.half = x.dtype is torch.bfloat16
+    a = structure("hm_conv_args", B, T, C, W, dtype=x.dtype)
+    a.x, a.wk, a.wv = view(x, (B, T, C), x.dtype), pointer(wk, (C, W)), pointer(wv, (C, W))
+    a.pos, a.history = pointer(position, (B, T), torch.int64), pointer(history, (B, W - 1, C), x.dtype)
     return a
 
 
-def gate_forward(x: Tensor | None, g: Tensor) -> Tensor:
-    """x ⊙ σ(g), or σ(g), for x and g (B T C) whose rows may lie apart."""
-    y, dtype = g.new_empty(g.shape), g.dtype
-    xs, gs, ys = None if x is None else rows(x, dtype), rows(g, dtype), rows(y, dtype)
-    a = STRUCTURES["hm_gate_args"](*gs.shape, torch.get_num_threads(), thread_pool())
-    (a.x, a.x_row), (a.g, a.g_row), (a.y, a.y_row) = (row_pointer(t, gs.shape, dtype) for t in (xs, gs, ys))
-    a.half = dtype is torch.bfloat16
-    call("hm_gate_forward", a)
+def gate_forward(x: Tensor, g: Tensor) -> Tensor:
+    """x ⊙ σ(g), for x and g (B T C) whose rows may lie apart."""
+    y = g.new_empty(g.shape)
+    run_gate("hm_gate_forward", x=rows(x, g.dtype), g=rows(g, g.dtype), y=y.view(-1, g.shape[2]))
     return y
 
 
-def gate_backward(d_y: Tensor, x: Tensor | None, g: Tensor, d_x: Tensor | None, d_g: Tensor) -> None:
-    """Writes the gradients of x and g into d_x and d_g, whose rows may lie apart."""
-    dtype = g.dtype
-    xs, gs, d_ys = None if x is None else rows(x, dtype), rows(g, dtype), rows(d_y, dtype)
-    d_xs, d_gs = None if d_x is None else d_x.view(-1, d_x.shape[2]), d_g.view(-1, d_g.shape[2])
-    a = STRUCTURES["hm_gate_args"](*gs.shape, torch.get_num_threads(), thread_pool())
-    (a.x, a.x_row), (a.g, a.g_row), (a.dy, a.dy_row) = (row_pointer(t, gs.shape, dtype) for t in (xs, gs, d_ys))
-    (a.dx, a.dx_row), (a.dg, a.dg_row) = (row_pointer(t, gs.shape, dtype) for t in (d_xs, d_gs))
-    a.half = dtype is torch.bfloat16
-    call("hm_gate_backward", a)
+def gate_backward(d_y: Tensor, x: Tensor, g: Tensor, *, overwrite: bool = False) -> tuple[Tensor, Tensor]:
+    """Gradients of x, with `overwrite` in the place of d_y, and of g."""
+    d_x, d_g = d_y if overwrite else x.new_empty(x.shape), g.new_empty(g.shape)
+    inputs = {name: rows(t, g.dtype) for name, t in (("x", x), ("g", g), ("dy", d_y))}
+    run_gate("hm_gate_backward", **inputs, dx=d_x.view(-1, g.shape[2]), dg=d_g.view(-1, g.shape[2]))
+    return d_x, d_g
+
+
+def ungate(d_y: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of o, in the place of d_y, and of g, for y = o ⊙ σ(g) (B T C)."""
+    d_g, d = g.new_empty(g.shape), d_y.view(-1, g.shape[2])
+    run_gate("hm_ungate", y=rows(y, g.dtype), g=rows(g, g.dtype), dy=d, dx=d, dg=d_g.view(-1, g.shape[2]))
+    return d_y, d_g
+
+
+def run_gate(name: str, **tensors: Tensor) -> None:
+    """Call a kernel of gates with rows (N C), by their names in hm_gate_args."""
+    shape, dtype = tensors["g"].shape, tensors["g"].dtype
+    a = structure("hm_gate_args", *shape, dtype=dtype)
+    for field, t in tensors.items():
+        address, apart = row_pointer(t, shape, dtype)
+        setattr(a, field, address)
+        setattr(a, f"{field}_row", apart)
+    call(name, a)
 
 
 def gates_forward(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,13 +217,14 @@ def gates_forward(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tens
     return made[0], made[1], made[2]
 
 
-def gates_backward(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: Sequence[int], d_y: Tensor) -> None:
-    """Writes the gradient of y into d_y."""
+def gates_backward(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The gradient of y."""
     y, d_q, d_s1, d_s2 = (whole(t, y.dtype) for t in (y, d_q, d_s1, d_s2))
-    a, (q, _, s1, s2) = gates_arguments(y, sizes), sizes
+    a, (q, _, s1, s2), d_y = gates_arguments(y, sizes), sizes, y.new_empty(y.shape)
     a.dq, a.ds1, a.ds2 = (pointer(t, (*y.shape[:2], n), y.dtype) for t, n in ((d_q, q), (d_s1, s1), (d_s2, s2)))
     a.dy = pointer(d_y, y.shape, y.dtype)
     call("hm_gates_backward", a)
+    return d_y
 
 
 def gates_arguments(y: Tensor, sizes: Sequence[int]) -> ctypes.Structure:
@@ -226,23 +232,9 @@ def gates_arguments(y: Tensor, sizes: Sequence[int]) -> ctypes.Structure:
     q, gate, s1, s2 = sizes
     if q != gate:
         raise ValueError(f"a gate is as wide as what it gates, and not {gate} for {q}")
-    a = STRUCTURES["hm_gates_args"](
-        B * T, q, s1, s2, torch.get_num_threads(), thread_pool(), pointer(y, (B, T, sum(sizes)), y.dtype)
-    )
-    a.half = y.dtype is torch.bfloat16
+    a = structure("hm_gates_args", B * T, q, s1, s2, dtype=y.dtype)
+    a.y = pointer(y, (B, T, sum(sizes)), y.dtype)
     return a
-
-
-def ungate(d_y: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of o, in the place of d_y, and of g, for y = o ⊙ σ(g) (B T C)."""
-    dtype = g.dtype
-    y, g = whole(y, dtype), whole(g, dtype)
-    d_g = g.new_empty(g.shape)
-    a = STRUCTURES["hm_ungate_args"](g.shape[0] * g.shape[1], g.shape[2], torch.get_num_threads(), thread_pool())
-    a.dy, a.y, a.g, a.dx, a.dg = (pointer(t, g.shape, dtype) for t in (d_y, y, g, d_y, d_g))
-    a.half = dtype is torch.bfloat16
-    call("hm_ungate", a)
-    return d_y, d_g
 
 
 def rows(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -262,10 +254,8 @@ class ScanInputs(NamedTuple):
     begins: Tensor | None  # B T
 
     def arguments(self) -> ctypes.Structure:
-        a = STRUCTURES["hm_scan_args"](
-            *self.x.shape, self.A.shape[0], SCAN_ROWS, SCAN_GROUP, torch.get_num_threads(), thread_pool()
-        )
         (B, T, E), N = self.x.shape, self.A.shape[0]
+        a = structure("hm_scan_args", B, T, E, N, SCAN_ROWS, SCAN_GROUP)
         a.x, a.delta, a.A = pointer(self.x, (B, T, E)), pointer(self.delta, (B, T, E)), pointer(self.A, (N, E))
         a.input, a.output, a.state = pointer(self.B, (B, T, N)), pointer(self.C, (B, T, N)), pointer(self.state, (B, N, E))
         a.begins = pointer(self.begins, (B, T), torch.uint8)

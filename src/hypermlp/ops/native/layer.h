@@ -59,12 +59,10 @@ struct Layer {
         return p.parameters.o && kept == p.kept_size && projections_agree(project) && arguments_agree(mix);
     }
     // Blocks of rows of the readout, by workers: f(worker, first row, rows).
-    i64 workers() const { return std::max<i64>(1, std::min(p.nthreads, (N + PROJECT_ROWS - 1) / PROJECT_ROWS)); }
+    i64 workers() const { return workers_for(p.nthreads, (N + PROJECT_ROWS - 1) / PROJECT_ROWS); }
     template <class F> void blocks(F f) const {
-        i64 nw = workers();
-        run_workers(N ? nw : 0, p.parallel, [&](i64 w) {
-            Share mine(N, w, nw);
-            for (i64 r = mine.begin; r < mine.end; r += PROJECT_ROWS) f(w, r, std::min(PROJECT_ROWS, mine.end - r));
+        run_shares(N, workers(), p.parallel, [&](i64 w, i64 begin, i64 end) {
+            for (i64 r = begin; r < end; r += PROJECT_ROWS) f(w, r, std::min(PROJECT_ROWS, end - r));
         });
     }
 
@@ -115,7 +113,9 @@ private:
         for (i64 r = 0; r < C; r++)
             for (i64 j = 0; j < O; j += NR)
                 memcpy(panels.data() + (j / NR * C + r) * NR, p.parameters.o + r * O + j, NR * sizeof(float));
-        hm_ungate_args gate{N, O, 1, nullptr, d_o, gated, project.out[PREAD], d_o, d_gate, 0};
+        hm_gate_args gate{};
+        gate.C = gate.y_row = gate.g_row = gate.dy_row = gate.dx_row = gate.dg_row = O;
+        gate.y = gated, gate.g = project.out[PREAD], gate.dy = gate.dx = d_o, gate.dg = d_gate;
         blocks([&](i64 w, i64 r, i64 n) {
             const float *dy = p.dy + r * C;
             float *sum = sums.data() + w * size;

@@ -18,6 +18,7 @@ from hypermlp.ops.native.bindings import (
     pointer,
     room_for,
     row_pointer,
+    structure,
     thread_pool,
     view,
     whole,
@@ -51,15 +52,14 @@ def arguments(x: Tensor, p: LayerParameters, shape: LayerShape) -> ctypes.Struct
     """For contiguous tensors."""
     (B, T, C), spec, sizes = x.shape, shape.spec, dimensions(p, shape)
     _, H, G, K, V, R1, R2, _ = sizes
-    return STRUCTURES["hm_layer_args"](
-        *(B, T, C, *sizes),
-        *(spec.kind == "relu", spec.norm != "none", shape.shortcut1, shape.shortcut2, spec.eps),
-        *(torch.get_num_threads(), thread_pool(), addresses(p, shapes(C, sizes)), pointer(x, x.shape), None),
-        B * T * (4 * G * K + 2 * G * R1 + 2 * H * R2 + 3 * H * V + H),
-    )
+    choices = (spec.kind == "relu", spec.norm != "none", shape.shortcut1, shape.shortcut2, spec.eps)
+    a = structure("hm_layer_args", B, T, C, *sizes, *choices)
+    a.parameters, a.x = addresses(p, shapes(C, sizes)), pointer(x, x.shape)
+    a.kept_size = B * T * (4 * G * K + 2 * G * R1 + 2 * H * R2 + 3 * H * V + H)
+    return a
 
 
-def layer_forward(x: Tensor, p: LayerParameters, shape: LayerShape) -> tuple[Tensor, Tensor]:
+def forward(x: Tensor, p: LayerParameters, shape: LayerShape) -> tuple[Tensor, Tensor]:
     """y (B T C) with contiguous parameters, and what backward needs of the way there."""
     x = whole(x)
     a = arguments(x, p, shape)
@@ -69,7 +69,7 @@ def layer_forward(x: Tensor, p: LayerParameters, shape: LayerShape) -> tuple[Ten
     return y, kept
 
 
-def layer_backward(
+def backward(
     d_y: Tensor, x: Tensor, kept: Tensor, p: LayerParameters, shape: LayerShape, wanted: LayerParameters
 ) -> tuple[Tensor, LayerParameters]:
     """Gradients of x and of the wanted parameters."""

@@ -89,15 +89,14 @@ struct Plan {
         op2.carve(mem, backward);
     }
     void fill(bool backward) {
-        run_workers(strips.empty() ? 0 : std::min<i64>(std::max<i64>(p.nthreads, 1), p.G), p.parallel, [&](i64 w) {
-            Share mine(p.G, w, std::min<i64>(std::max<i64>(p.nthreads, 1), p.G));
-            for (i64 g = mine.begin; g < mine.end; g++) {
+        run_shares(strips.empty() ? 0 : p.G, workers(p.G), p.parallel, [&](i64, i64 begin, i64 end) {
+            for (i64 g = begin; g < end; g++) {
                 op1.fill(g, backward);
                 if (g < p.H) op2.fill(g, backward);
             }
         });
     }
-    i64 workers(i64 items) const { return std::max<i64>(1, std::min(std::max<i64>(p.nthreads, 1), items)); }
+    i64 workers(i64 items) const { return workers_for(p.nthreads, items); }
     // Rows of (B, T, heads, width) in no span are zero.
     template <class E> void clear_uncovered(const hm_view &x, i64 heads, i64 width) const {
         if (covered_all || !x.data) return;
@@ -196,6 +195,15 @@ template <class E> void scores_of_head(const Plan &P, const Strip &s, i64 head, 
     }
 }
 
+// h = z R1 of a row group, columns ya..yb (whole panels); h may be z.
+HM_INLINE void hidden_group(const Plan &P, const Strip &s, i64 head, i64 i, i64 rows, i64 ya, i64 yb, const Work &w, const Matrix *h) {
+    for (i64 part = 0; part < P.parts; part++) {
+        expand_group(s, i, rows, w.z[part].lag(0, ya), w.z[part].ld, ya, yb, P.op1, P.op1.fb, P.routing(head, part), w.t1s[part],
+                     h[part].lag(0, ya), h[part].ld);
+        clear_before_start(s, i, rows, h[part].lag(0, ya), h[part].ld, ya, yb);
+    }
+}
+
 // h = z R1, a = act(h) in place of z_gate, t2 = a B2: one sweep, a few rows by TL lags at a time.
 void activate_strip(const Plan &P, const Strip &s, i64 head, Work &w) {
     memset(w.squares, 0, s.m * VL * sizeof(float));
@@ -205,12 +213,7 @@ void activate_strip(const Plan &P, const Strip &s, i64 head, Work &w) {
         row_groups(s.m, [&](i64 i, i64 rows) {
             i64 y = std::max(ya, round_down(s.first_lag(i + rows - 1), NR));
             if (y >= yb) return;
-            for (i64 part = 0; part < P.parts; part++) {
-                Matrix &z = w.z[part];
-                expand_group(s, i, rows, z.lag(0, ya), z.ld, ya, yb, P.op1, P.op1.fb, P.routing(head, part), w.t1s[part],
-                             z.lag(0, ya), z.ld);
-                clear_before_start(s, i, rows, z.lag(0, ya), z.ld, ya, yb);
-            }
+            hidden_group(P, s, head, i, rows, ya, yb, w, w.z);
             for (i64 r = i; r < i + rows; r++)
                 activate_row(P.glu, yb - y, w.z[0].lag(r, y), P.glu ? w.z[1].lag(r, y) : nullptr, w.z[0].lag(r, y),
                              w.squares + r * VL);

@@ -72,7 +72,7 @@ struct Projector {
     }
     const float *panels_of(i64 k) const { return panels.data() + first_row[k] * p.C; }
     i64 blocks() const { return p.B * per_batch; }
-    i64 workers() const { return std::max<i64>(1, std::min(std::max<i64>(p.nthreads, 1), blocks())); }
+    i64 workers() const { return workers_for(p.nthreads, blocks()); }
     i64 sums_size() const { return rows_of_weights * (p.C + 1) + 2 * p.W * p.C; }
 };
 
@@ -162,12 +162,10 @@ struct ProjectWork {
 
 void project_forward(const hm_project_args *p) {
     Projector P(*p, false);
-    i64 nw = P.workers();
-    run_workers(P.blocks() ? nw : 0, p->parallel, [&](i64 w) {
+    run_shares(P.blocks(), P.workers(), p->parallel, [&](i64, i64 begin, i64 end) {
         ProjectWork work(P, false);
         Conv<float> conv(work.conv_args);
-        Share mine(P.blocks(), w, nw);
-        for (i64 block = mine.begin; block < mine.end; block++) work.enter(block), work.forward(conv);
+        for (i64 block = begin; block < end; block++) work.enter(block), work.forward(conv);
     });
 }
 
@@ -175,11 +173,10 @@ void project_backward(const hm_project_args *p) {
     Projector P(*p, true);
     i64 nw = P.workers(), size = P.sums_size(), C = p->C;
     std::vector<float> sums(nw * size, 0.0f);
-    run_workers(P.blocks() ? nw : 0, p->parallel, [&](i64 w) {
+    run_shares(P.blocks(), nw, p->parallel, [&](i64 w, i64 begin, i64 end) {
         ProjectWork work(P, true);
         Conv<float> conv(work.conv_args);
-        Share mine(P.blocks(), w, nw);
-        for (i64 block = mine.begin; block < mine.end; block++) work.enter(block), work.backward(conv, sums.data() + w * size);
+        for (i64 block = begin; block < end; block++) work.enter(block), work.backward(conv, sums.data() + w * size);
     });
     for (i64 w = 1; w < nw; w++)  // in the workers' order
         for (i64 j = 0; j < size; j++) sums[j] += sums[w * size + j];

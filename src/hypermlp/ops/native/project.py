@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hypermlp.ops.native.bindings import SEVEN, STRUCTURES, addresses, call, entry_point, pointer, room_for, thread_pool, whole
+from hypermlp.ops.native.bindings import SEVEN, addresses, call, entry_point, places, pointer, room_for, structure, whole
 from hypermlp.ops.parameters import LayerParameters
 
 WIDEST = 256  # from which the weights do not fit into the cache beside a block, and large products are faster
@@ -39,15 +39,10 @@ def arguments(x: Tensor, position: Tensor | None, p: LayerParameters) -> ctypes.
     width = [0 if w is None else w.shape[0] for w in p.weights]
     taps = (C, 0 if p.conv_k is None else p.conv_k.shape[1])
     shapes = (*((n, C) for n in width), *((n,) for n in width), taps, taps, *[()] * 8)
-    a = STRUCTURES["hm_project_args"](B, T, C, taps[1])
+    a = structure("hm_project_args", B, T, C, taps[1])
     a.width[:] = width
-    a.nthreads, a.parallel = torch.get_num_threads(), thread_pool()
     a.x, a.pos, a.parameters = pointer(x, (B, T, C)), pointer(position, (B, T), torch.int64), addresses(p, shapes)
     return a
-
-
-def places(position: Tensor | None, x: Tensor) -> Tensor | None:
-    return None if position is None else position.expand(x.shape[:2]).to(torch.int64).contiguous()
 
 
 def results(tensors: Sequence[Tensor | None], x: Tensor, a: ctypes.Structure) -> ctypes.Array[ctypes.c_void_p]:
@@ -55,7 +50,7 @@ def results(tensors: Sequence[Tensor | None], x: Tensor, a: ctypes.Structure) ->
     return SEVEN(*(pointer(t, (*x.shape[:2], n)) for t, n in zip(tensors, a.width, strict=True)))
 
 
-def project_forward(x: Tensor, position: Tensor | None, p: LayerParameters) -> tuple[Tensor, list[Tensor | None]]:
+def forward(x: Tensor, position: Tensor | None, p: LayerParameters) -> tuple[Tensor, list[Tensor | None]]:
     """The joined product (B T out) of q, its gate and both controls, and all seven results (B T out); q's gate has none."""
     x, position, p = whole(x), places(position, x), projections(p)
     a = arguments(x, position, p)
@@ -66,7 +61,7 @@ def project_forward(x: Tensor, position: Tensor | None, p: LayerParameters) -> t
     return y, out
 
 
-def project_backward(
+def backward(
     d_out: Sequence[Tensor | None],
     y: Tensor,
     x: Tensor,
@@ -74,7 +69,7 @@ def project_backward(
     p: LayerParameters,
     wanted: LayerParameters,
 ) -> tuple[Tensor, LayerParameters]:
-    """Gradients of x and of the wanted weights, biases and convolutions; d_out as project_forward gives it."""
+    """Gradients of x and of the wanted weights, biases and convolutions; d_out as forward gives it."""
     x, position, p, y = whole(x), places(position, x), projections(p), whole(y)
     d_out = [None if t is None else whole(t) for t in d_out]
     a = arguments(x, position, p)

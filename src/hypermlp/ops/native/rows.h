@@ -202,22 +202,11 @@ template <class E> int run_forward(const hm_args &p) {
     i64 items = (i64)P.strips.size() * p.H, nw = P.workers(items);
     Block shared;
     RowWork<E> rows(P);
-    Arena mem;
-    P.carve(mem, false);
-    rows.carve(mem);
-    if (!shared.allocate(mem.used)) return 1;
-    mem = Arena{shared.p};
-    P.carve(mem, false);
-    rows.carve(mem);
     std::vector<Block> own(nw);
     std::vector<Work> work(nw);
-    for (i64 w = 0; w < nw && items; w++) {
-        Arena mine;
-        work[w].carve(mine, P, false);
-        if (!own[w].allocate(mine.used)) return 1;
-        mine = Arena{own[w].p};
-        work[w].carve(mine, P, false);
-    }
+    if (!shared.carve([&](Arena &mem) { P.carve(mem, false), rows.carve(mem); })) return 1;
+    for (i64 w = 0; w < nw && items; w++)
+        if (!own[w].carve([&](Arena &mem) { work[w].carve(mem, P, false); })) return 1;
     P.clear_uncovered<E>(p.o, p.H, p.V);
     if (!P.covered_all)
         for (i64 j = 0; j < p.B * p.T; j++)

@@ -117,10 +117,8 @@ struct Scan {
     }
 
     template <class F> void run(F f) const {
-        i64 items = p.B * groups, nw = std::max<i64>(1, std::min(std::max<i64>(p.nthreads, 1), items));
-        run_workers(items ? nw : 0, p.parallel, [&](i64 w) {
-            Share mine(items, w, nw);
-            for (i64 k = mine.begin; k < mine.end; k++) f(k / groups, k % groups);
+        run_shares(p.B * groups, workers_for(p.nthreads, p.B * groups), p.parallel, [&](i64, i64 begin, i64 end) {
+            for (i64 k = begin; k < end; k++) f(k / groups, k % groups);
         });
     }
 };

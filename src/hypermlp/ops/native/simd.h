@@ -191,12 +191,14 @@ HM_INLINE pair sigmoid_from(pair x, pair e) {  // e = exp(-|x|)
 }
 HM_INLINE pair sigmoid(pair x) { return sigmoid_from(x, exp_negative(minus_abs(x))); }
 
-// f over n elements in vectors; the last incomplete vector goes through a zero-filled copy.
-template <class F> HM_INLINE void each_vector(i64 n, F f) {
+// f over n elements in vectors, or pairs of them; the last incomplete one goes through a zero-filled copy.
+template <int STEP, class F> HM_INLINE void in_steps(i64 n, F f) {
     i64 j = 0;
-    for (; j + VL <= n; j += VL) f(j, VL);
+    for (; j + STEP <= n; j += STEP) f(j, STEP);
     if (j < n) f(j, n - j);
 }
+template <class F> HM_INLINE void each_vector(i64 n, F f) { in_steps<VL>(n, f); }
+template <class F> HM_INLINE void each_pair(i64 n, F f) { in_steps<VL2>(n, f); }
 template <class E> HM_INLINE vf load_some(const E *p, i64 n) {
     if (n == VL) return load(p);
     E part[VL] = {};
@@ -209,23 +211,14 @@ template <class E> HM_INLINE void store_some(E *p, vf x, i64 n) {
     store(part, x);
     memcpy(p, part, n * sizeof(E));
 }
-
-template <class F> HM_INLINE void each_pair(i64 n, F f) {
-    i64 j = 0;
-    for (; j + VL2 <= n; j += VL2) f(j, VL2);
-    if (j < n) f(j, n - j);
-}
 template <class E> HM_INLINE pair load2_some(const E *p, i64 n) {
     if (n == VL2) return load2(p);
-    E part[VL2] = {};
-    memcpy(part, p, n * sizeof(E));
-    return load2(part);
+    return {load_some(p, std::min<i64>(n, VL)), n > VL ? load_some(p + VL, n - VL) : vf{}};
 }
 template <class E> HM_INLINE void store2_some(E *p, pair x, i64 n) {
     if (n == VL2) return store2(p, x);
-    E part[VL2];
-    store2(part, x);
-    memcpy(p, part, n * sizeof(E));
+    store_some(p, x.x, std::min<i64>(n, VL));
+    if (n > VL) store_some(p + VL, x.y, n - VL);
 }
 
 i64 round_up(i64 n, i64 unit) { return (n + unit - 1) / unit * unit; }

@@ -30,6 +30,7 @@ struct Arena {
     }
 };
 
+// Memory of its own, for what is carved from an arena in one piece.
 struct Block {
     char *p = nullptr;
     Block() = default;
@@ -47,6 +48,15 @@ struct Block {
         if (p && align == huge) madvise(p, bytes / huge * huge, MADV_HUGEPAGE);
 #endif
         return p != nullptr;
+    }
+    // carve(arena) twice: to measure, and to take what was allocated.
+    template <class F> bool carve(F carve) {
+        Arena mem;
+        carve(mem);
+        if (!allocate(mem.used)) return false;
+        mem = Arena{p};
+        carve(mem);
+        return true;
     }
 };
 
@@ -92,5 +102,15 @@ struct Share {
     i64 begin, end;
     Share(i64 n, i64 w, i64 nw) : begin(n * w / nw), end(n * (w + 1) / nw) {}
 };
+
+i64 workers_for(i64 nthreads, i64 items) { return std::max<i64>(1, std::min(std::max<i64>(nthreads, 1), items)); }
+
+// f(worker, begin, end) for the share of each of nw workers; nobody works where there is nothing.
+template <class F> void run_shares(i64 n, i64 nw, void *parallel, F &&f) {
+    run_workers(n ? nw : 0, parallel, [&](i64 w) {
+        Share mine(n, w, nw);
+        f(w, mine.begin, mine.end);
+    });
+}
 
 }  // namespace

@@ -221,10 +221,12 @@ def gate_forward(x: Tensor, g: Tensor) -> Tensor:
     return y
 
 
-def gate_backward(d_y: Tensor, x: Tensor, g: Tensor, d_x: Tensor, d_g: Tensor) -> None:
+def gate_backward(d_y: Tensor, x: Tensor, g: Tensor, *, overwrite: bool = False) -> tuple[Tensor, Tensor]:
     d_y, x, g = d_y.contiguous(), x.contiguous(), g.contiguous()
+    d_x, d_g = d_y if overwrite else torch.empty_like(x), torch.empty_like(g)
     if x.numel():
         start(gate_backward_kernel, (cover(x.numel(), FLAT),), d_y, x, g, d_x, d_g, x.numel(), N=FLAT)
+    return d_x, d_g
 
 
 def gates_forward(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -237,10 +239,11 @@ def gates_forward(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tens
     return q, s1, s2
 
 
-def gates_backward(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: Sequence[int], d_y: Tensor) -> None:
+def gates_backward(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
     y, (Q, _, S1, S2) = y.contiguous(), sizes
-    rows = y.shape[0] * y.shape[1]
+    rows, d_y = y.shape[0] * y.shape[1], y.new_empty(y.shape)
     if y.numel():
         grid = (cover(rows, ROWS), cover(Q + S1 + S2, COLUMNS))
         tensors = (d_q.contiguous(), d_s1.contiguous(), d_s2.contiguous(), y, d_y)
         start(gates_backward_kernel, grid, *tensors, rows, Q, S1, S2, M=ROWS, N=COLUMNS)
+    return d_y
