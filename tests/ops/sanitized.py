@@ -67,16 +67,17 @@ def train(layer: torch.nn.Module, x: torch.Tensor, **options: object) -> None:
 
 
 def stream(layer: HyperGLU, draw: random.Random, batch: int) -> None:
-    """A cache that is filled, cropped, reordered and filled again."""
-    cache = layer.new_cache(batch)
-    for _ in range(draw.randint(2, 8)):
+    """A cache that is filled, cropped, reordered and filled again; without rewind, its ring has no slot to spare."""
+    rewind = draw.choice([None, 0])
+    cache = layer.new_cache(batch, rewind=rewind)
+    for _ in range(draw.randint(2, 16)):
         T = draw.choice([1, 1, 1, 2, 5, 40])
         x = torch.randn(batch, T, layer.width, dtype=layer.q.weight.dtype)
         mask = None if draw.random() < 0.7 else (torch.rand(batch, T) < 0.6).long()
         assert torch.isfinite(layer(x, cache=cache, attention_mask=mask)).all()
         if draw.random() < 0.3:
             cache.reorder([draw.randrange(batch) for _ in range(batch)])
-        if draw.random() < 0.3:
+        if draw.random() < 0.3 and rewind is None:
             cache.crop(max(0, int(cache.lengths.min()) - draw.randint(0, 3)))
 
 

@@ -171,7 +171,7 @@ def gates(problem: HasGates, rounding: Callable[[Tensor], Tensor]) -> Tensor:
     q, k, H = problem.q.double(), problem.k.double(), problem.v.shape[2]
     layout = reference.make_layout(q.shape[0], q.shape[1], k.shape[1], problem.spec, problem.spans, q.device)
     z = torch.einsum("btgk,bsgk->bgts", q[:, :, :H], k[:, :, :H])
-    z = z.gather(3, layout.slot.clamp(min=0)[:, None].expand(*z.shape[:3], -1))
+    z = z.gather(3, layout.slot[:, None].expand(*z.shape[:3], -1))
     z = rounding(torch.where(layout.exists, z, 0))
     if problem.routing is None:
         return z

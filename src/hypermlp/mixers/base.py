@@ -86,8 +86,10 @@ class Mixer(nn.Module, ABC):
         device: torch.device | str | None = None,
         rewind: int | None = None,
     ) -> Cache:
-        """An empty cache for batch_size sequences, with room for max_len tokens from the start (None: it grows as needed).
+        """An empty cache for batch_size sequences.
 
+        max_len: tokens that it has room for from the start, so that none of them waits for memory; no more than a window ever
+            needs. None: it grows.
         rewind: how many tokens cache.crop can always undo. None: the mixer's default.
         """
         like = floating_parameter(self)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hypermlp.cache import Cache
+from hypermlp.cache import Cache, on_host
 from hypermlp.ops import layer as nodes
 from hypermlp.ops import native, pointwise
 
@@ -27,9 +27,10 @@ def run_step(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str, ch
     """One token for each row in one call, which writes k and v into the cache itself."""
     assert cache is not None
     x = tokens.x if tokens.x.stride(2) == 1 else tokens.x.contiguous()
-    room = cache.reserve([1] * x.shape[0])
-    y = native.step(x, room.slots["k"], room.slots["v"], room.spans(), cache.history(), layer.tensors(), layer.shape())
-    room.keep(x.detach())
+    counts = [1] * x.shape[0]
+    spans = on_host(cache.reserve(counts))
+    y = native.step(x, cache.slots["k"], cache.slots["v"], spans, cache.history(), layer.tensors(), layer.shape())
+    cache.commit(x.detach(), counts)
     return y
 
 

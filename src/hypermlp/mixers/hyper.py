@@ -247,7 +247,7 @@ class HyperGLU(Mixer):
         # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
         spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
         if cache is not None:
-            slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts())
+            slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts(), ring=True)
             k, v = slots["k"], slots["v"]
         return ops.MixCall(q, k, v, routing, reading, self.spec, spans, chunk)
 

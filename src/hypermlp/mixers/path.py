@@ -62,7 +62,7 @@ class PathAttention(Mixer):
         inputs, counts, o = self.path_inputs(tokens, conv_inputs, cache.history()), tokens.counts(), []
         for first in range(0, max(tokens.x.shape[1], 1), CHUNK):
             part = PathInputs._make(t[:, first : first + CHUNK] for t in inputs)
-            longest = max(cache.end, default=0)
+            longest = max(cache.seen, default=0)
             held = {name: slots[:, :longest] for name, slots in cache.slots.items()}
             read, turned, k = meet(part, held["k"], held["v"], cache.lengths.to(part.q.device))
             held["k"].copy_(turned)

@@ -323,12 +323,12 @@ class ModelCache:
         """Whether some layer cannot crop."""
         return any(layer.one_way for layer in self.layers)
 
-    def crop(self, length: int) -> None:
-        """Forget all but the first `length` tokens of every row; raises, with nothing changed, if a layer cannot undo them."""
-        cropped = [layer.clone() for layer in self.layers]
-        for layer in cropped:
+    def crop(self, length: int | Sequence[int]) -> None:
+        """Cache.crop of all layers; raises, with nothing changed, if one of them cannot undo the tokens."""
+        for layer in self.layers:
+            layer.check_crop(length)
+        for layer in self.layers:
             layer.crop(length)
-        self.layers = cropped
 
     def reorder(self, index: Tensor | Sequence[int]) -> None:
         self.layers = [layer.select(index) for layer in self.layers]

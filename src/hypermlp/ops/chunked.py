@@ -340,16 +340,25 @@ def operator_backward(
 
 def groups(q: Tensor, k: Tensor, spans: Tensor | None, together: int) -> Iterator[tuple[slice, slice, slice]]:
     """Batch entries, rows and slots computed together: whole batches where all entries are alike, else span by span."""
-    batch, rows, slots = q.shape[0], q.shape[1], k.shape[1]
+    batch, (r0, r1, c0, c1) = q.shape[0], (0, q.shape[1], 0, k.shape[1])
     if spans is not None:
-        for b, r0, r1, c0, c1 in spans.tolist():
-            if r1 > r0:
-                yield slice(b, b + 1), slice(r0, r1), slice(c0, c1)
-        return
-    if rows == 0:
+        table = spans.tolist()
+        if not table or table != [[b, *table[0][1:]] for b in range(batch)]:
+            for b, r0, r1, c0, c1 in table:
+                if r1 > r0:
+                    yield slice(b, b + 1), slice(r0, r1), slice(c0, c1)
+            return
+        r0, r1, c0, c1 = table[0][1:]
+    if r1 == r0:
         return
     for b in range(0, batch, together):
-        yield slice(b, min(batch, b + together)), slice(0, rows), slice(0, slots)
+        yield slice(b, min(batch, b + together)), slice(r0, r1), slice(c0, c1)
+
+
+def around(x: Tensor, b: slice, slots: slice) -> Tensor:
+    """x[b, slots] of x (B S …), whose slots are a ring."""
+    over = slots.stop - x.shape[1]
+    return torch.cat([x[b, slots], x[b, :over]], 1) if over > 0 else x[b, slots]
 
 
 def heads_first(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -386,7 +395,7 @@ def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tens
     o = q.new_zeros(q.shape[0], q.shape[1], v.shape[2], v.shape[3])  # B T H V; zero where there is no span
     rho = q.new_ones(o.shape[:3], dtype=sums)
     for b, rows, slots in groups(q, k, inputs.spans, together):
-        own = heads_first(q[b, rows], dtype), heads_first(k[b, slots], dtype), heads_first(v[b, slots], dtype)
+        own = heads_first(q[b, rows], dtype), heads_first(around(k, b, slots), dtype), heads_first(around(v, b, slots), dtype)
         part = Part(*own, routing=select(routing, b, rows), reading=select(reading, b, rows), batch=b.stop - b.start)
         found = span_forward(part, spec, height)
         o[b, rows], rho[b, rows] = heads_last(found[0], part.batch), heads_last(found[1], part.batch).squeeze(3)
@@ -394,6 +403,7 @@ def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tens
 
 
 def backward(d_o: Tensor, o: Tensor, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None) -> list[Tensor | None]:
+    inputs.refuse_rings()
     q, k, v = inputs.q, inputs.k, inputs.v
     dtype, sums, height, together = sizing.sizes(inputs, spec, chunk)
     routing, reading = operators(inputs, dtype)

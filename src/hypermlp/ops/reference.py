@@ -18,7 +18,7 @@ from hypermlp.ops.types import Mixing, Spec, compute_dtype, no_autocast, row_tab
 class Layout(NamedTuple):
     """Which slot a row meets in each column, whether it exists, and which lag parameter the column has."""
 
-    slot: Tensor  # B T N
+    slot: Tensor  # B T N; any where it does not exist
     exists: Tensor  # B 1 T N
     lag: Tensor  # B N, index into the L lag parameters
 
@@ -37,7 +37,7 @@ def mix(
     with no_autocast(q):
         layout = make_layout(q.shape[0], q.shape[1], k.shape[1], spec, spans, q.device)
         z = torch.einsum("btgk,bsgk->bgts", q.to(dtype), k.to(dtype))
-        z = z.gather(3, layout.slot.clamp(min=0)[:, None].expand(*z.shape[:3], -1))
+        z = z.gather(3, layout.slot[:, None].expand(*z.shape[:3], -1))
         h = apply(routing, torch.where(layout.exists, z, 0), layout)  # eq. (7): h = z R1
 
         gate, scale = h.chunk(2, dim=1) if spec.kind == "glu" else (h, None)
@@ -48,7 +48,7 @@ def mix(
 
         w = apply(reading, a, layout, transpose=True)  # eq. (10): w = a R2ᵀ
         time = w.new_zeros(*w.shape[:3], k.shape[1])
-        time = time.scatter_add(3, layout.slot.clamp(min=0)[:, None].expand_as(w), w)
+        time = time.scatter_add(3, layout.slot[:, None].expand_as(w), w)
         o = torch.einsum("bhts,bshv->bthv", time, v.to(dtype))
         if spec.norm == "out_scale":
             o = o / rho.transpose(1, 2)
@@ -78,6 +78,7 @@ def make_layout(B: int, T: int, S: int, spec: Spec, spans: Tensor | None, device
         column = torch.arange(N, device=device)
         slot = position[..., None] - (N - 1) + column  # B T N: right-aligned lags
         exists = slot >= start[..., None]
+        slot = slot.clamp(min=0) if spans is None else slot.remainder(S)  # a span goes around
         lag = (L - N + column)[None]
     else:
         column = torch.arange(S, device=device)

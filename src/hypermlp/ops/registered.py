@@ -46,6 +46,16 @@ class Inputs(NamedTuple):
         """Others in the place of all but the spans."""
         return Inputs._make((*tensors, self.spans))
 
+    @property
+    def goes_around(self) -> bool:
+        """Whether a span goes beyond the last slot and on with the first."""
+        return self.spans is not None and bool((self.spans[:, 4] > self.k.shape[1]).any())
+
+    def refuse_rings(self) -> None:
+        """Raise a ValueError where a hand-written gradient would not see all slots."""
+        if self.goes_around:
+            raise ValueError(f'spans go around {self.k.shape[1]} slots, as in a cache: only impl="dense" has their gradients')
+
 
 class Call(NamedTuple):
     """One call of the operator, and the only place where it becomes flat arguments of a torch operator, and back."""

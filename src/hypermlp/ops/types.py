@@ -91,7 +91,8 @@ def dense_spans(batch: int, rows: int, slots: int) -> Tensor:
     """The spans of a plain batch: one sequence per batch entry, its rows the last of its slots.
 
     Spans are an int64 tensor (n 5), each row [batch entry, row begin, row end, slot begin, slot end]: the rows are the last
-    rows of the sequence that the slots make. What lies in no span does not exist.
+    rows of the sequence that the slots make. What lies in no span does not exist. Slots are a ring: a span whose end is beyond
+    the last slot goes on with the first, so that a cache is read where it lies. Gradients of such spans are `dense` alone.
 
         >>> dense_spans(2, 3, 5).tolist()
         [[0, 0, 3, 0, 5], [1, 0, 3, 0, 5]]

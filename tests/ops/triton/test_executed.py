@@ -66,6 +66,7 @@ CASES = {
 STEPS = {
     "ragged": Case(1, S=70, L=60, spans=((0, 0, 1, 3, 53), (1, 0, 1, 0, 70)), options={"B": 2}),
     "rows in one": Case(3, S=70, L=60, spans=((0, 0, 1, 3, 53), (1, 2, 3, 0, 70)), options={"B": 2}),
+    "around": Case(1, S=70, L=60, spans=((0, 0, 1, 60, 115), (1, 0, 1, 69, 139)), options={"B": 2}),
     "whole": Case(1, S=70, L=60, options={"B": 2}),
     "float32": Case(1, S=70, L=90, dtype="float32", options={"B": 2}),
     "float16": Case(1, S=70, L=90, dtype="float16", options={"B": 2}),

@@ -17,6 +17,7 @@ ONE = {"B": 1, "H": 1}
 SMALL = Case(T=100, L=100, options=ONE)
 WINDOW = Case(T=70, L=20, options=ONE)
 STEP = Case(1, S=90, L=90, options={"op1": False, **ONE})
+RING = Case(1, S=90, L=90, spans=((0, 0, 1, 40, 130),), options={"op1": False, **ONE})
 WIDE = Case(T=20, L=20, widths=(16, 140, 5), options=ONE)
 ODD = Case(T=40, L=40, spans=((0, 0, 3, 0, 3), (0, 3, 40, 3, 40)), options=ONE)
 CUT = Case(T=70, L=70, cut=True, options=ONE)
@@ -44,6 +45,8 @@ FAULTS = {
         "forward.py", "        p = L - (Q - n + LATE) * N + j\n", "        p = L - (Q - n) * N + j\n", SMALL, True
     ),
     "strides swapped": Fault("products.py", "b * y_b + c0.to(tl.int64) * y_t", "b * y_t + c0.to(tl.int64) * y_b", ODD, True),
+    "a ring that is cut a slot too late": Fault("decode.py", "where(c < S, c", "where(c <= S, c", RING, None),
+    "a ring that goes on a slot too far": Fault("decode.py", "c, c - S)", "c, c - S + 1)", RING, True),
     "the window's end": Fault("products.py", "(lag >= 0) & (lag < L)", "(lag >= 0) & (lag <= L)", WINDOW, True),
     "a split that repeats its neighbour's tiles": Fault(
         "backward.py", "(n + 0 * j >= begin + LATE)", "(n + 0 * j >= begin)", CUT, True

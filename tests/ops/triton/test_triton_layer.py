@@ -54,6 +54,21 @@ def test_decode_kernels_in_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found[0, 1:] == 0).all()
 
 
+@pytest.mark.parametrize("T, begin, end", [(1, 60, 115), (1, 69, 139), (2, 60, 80), (9, 50, 100)])
+def test_slots_that_go_around(T: int, begin: int, end: int) -> None:
+    """Single tokens read the ring where it lies, several a copy."""
+    spans = torch.tensor([[0, 0, T, begin, end], [1, 0, T, 3, 70]])
+    problem = make_problem(T, 70, L=60, spans=spans)
+    with torch.no_grad():
+        assert rms(problem.to(torch.float32).mix("triton"), problem.mix("dense")) < 1e-6
+
+
+def test_the_gradients_of_a_ring_are_refused() -> None:
+    problem = make_problem(5, 20, L=9, B=1, spans=torch.tensor([[0, 0, 5, 12, 27]])).to(torch.float32)
+    with pytest.raises(ValueError, match="spans go around 20 slots"):
+        run(problem, "triton", randn(1, 5, 2, 4, dtype=torch.float32))
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_training_step(packed: bool) -> None:
     """Convolutions, gates and the operator, all by Triton kernels."""

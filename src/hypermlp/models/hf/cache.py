@@ -71,10 +71,7 @@ class HyperCache(Cache):
             raise ValueError(f"crop ({tokens_to_remove}) takes how many tokens to forget as a negative number")
         if tokens_to_remove == 0 or not self.is_initialized:
             return
-        rows = [self.memory.select([row]) for row in range(self.memory.batch_size)]
-        for row in rows:
-            row.crop(max(0, int(row.lengths) + tokens_to_remove))
-        self.memory = ModelCache.stack(rows)
+        self.memory.crop([max(0, seen + tokens_to_remove) for seen in self.memory.lengths.tolist()])
         self.columns = max(0, self.columns + tokens_to_remove)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:

@@ -144,7 +144,7 @@ void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const Para
 
     // dw = dõ vᵀ and e2 = dw A2
     output_gradient<E>(P, s, head, w);
-    score(s, w.dout, P.Vp, p.V, at<E>(p.v, s.b, s.c0, head), p.v.t, w.dw, w.pack, op2, op2.fa, head, w.e2);
+    score(s, w.dout, P.Vp, p.V, slots_from<E>(p.v, p.S, s.b, s.c0, head), w.dw, w.pack, op2, op2.fa, head, w.e2);
 
     scores_of_head<E>(P, s, head, w);
     hidden_again(P, s, head, w);
@@ -181,7 +181,7 @@ void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const Para
             for (; op1.present() && done < need; done = std::min(done + TL, need))
                 through_routing(P, s, head, part, done, std::min(done + TL, need), w, sums);
             time_tile<E>(s, dh, ca, width, w.tile);
-            pack_panels(at<E>(p.k, s.b, ca, g), p.k.t, width, p.K, w.pack);
+            pack_panels(slots_from<E>(p.k, p.S, s.b, ca, g), width, p.K, w.pack);
             read_tile(s, w.tile, ca, width, w.pack, p.K, w.dq, P.Kp, Ahead<E>{});
             const float *tile = join_rows<E>(w.tile, LDT, s.m, width, w.joined_tile);
             scatter_tile<E>(s, tile, ca, width, q, P.Kp, p.K, dk[part]);

@@ -81,19 +81,19 @@ HM_INLINE void add_rank(i64 rows, i64 Rp, i64 k, const float *a, i64 as, const f
 }
 
 // n rows of `depth` numbers, transposed into panels of words [n/NR][depth][NR]; missing rows are zero.
-template <class E> void pack_transposed(const E *src, i64 stride, i64 n, i64 depth, float *dst) {
+template <template <class> class R, class E> void pack_transposed(R<E> src, i64 n, i64 depth, float *dst) {
     constexpr i64 PER = PER_WORD<E>;
     const i64 deep = words<E>(depth);
     for (i64 c = 0; c < n; c += NR, dst += deep * NR) {
         i64 rows = std::min<i64>(NR, n - c);
-        const E *from = src + c * stride;
         i64 full = round_down(rows, 4), d4 = round_down(depth / PER, 4);
-        for (i64 s = 0; s < full; s += 4)
+        for (i64 s = 0; s < full; s += 4) {
+            const E *r0 = src[c + s], *r1 = src[c + s + 1], *r2 = src[c + s + 2], *r3 = src[c + s + 3];
             for (i64 p = 0; p < d4; p += 4) {
-                const E *at = from + s * stride + p * PER;
-                __builtin_prefetch(at + (8 + p / 4 % 4) * stride);  // the rows after next, a line of each per 16 words
-                v4 a0 = four_words(at), a1 = four_words(at + stride);
-                v4 a2 = four_words(at + 2 * stride), a3 = four_words(at + 3 * stride);
+                // The rows after next, a line of each per 16 words
+                __builtin_prefetch(r0 + p * PER + (8 + p / 4 % 4) * src.stride);
+                v4 a0 = four_words(r0 + p * PER), a1 = four_words(r1 + p * PER);
+                v4 a2 = four_words(r2 + p * PER), a3 = four_words(r3 + p * PER);
                 transpose4(a0, a1, a2, a3);
                 float *to = dst + p * NR + s;
                 *(v4_mem *)to = a0;
@@ -101,8 +101,9 @@ template <class E> void pack_transposed(const E *src, i64 stride, i64 n, i64 dep
                 *(v4_mem *)(to + 2 * NR) = a2;
                 *(v4_mem *)(to + 3 * NR) = a3;
             }
+        }
         for (i64 s = 0; s < NR; s++)
-            for (i64 p = s < full ? d4 : 0; p < deep; p++) dst[p * NR + s] = s < rows ? word(from + s * stride, p, depth) : 0.0f;
+            for (i64 p = s < full ? d4 : 0; p < deep; p++) dst[p * NR + s] = s < rows ? word(src[c + s], p, depth) : 0.0f;
     }
 }
 
@@ -126,10 +127,10 @@ HM_INLINE void interleave(const bf16 *a, const bf16 *b, i64 n, float *dst) {
 // n rows of `width` numbers into panels of words [width/NR][TC rows, one spare][NR]; missing columns are zero.
 // The spare row keeps panels from falling on the same cache sets.
 constexpr i64 PANEL = (TC + 1) * NR;
-template <class E> void pack_panels(const E *src, i64 stride, i64 n, i64 width, float *dst) {
+template <template <class> class R, class E> void pack_panels(R<E> src, i64 n, i64 width, float *dst) {
     constexpr i64 PER = PER_WORD<E>;
     for (i64 p = 0; p < words<E>(n); p++) {
-        const E *from = src + p * PER * stride, *next = p * PER + 1 < n ? from + stride : nullptr;
+        const E *from = src[p * PER], *next = p * PER + 1 < n ? src[p * PER + 1] : nullptr;
         float *to = dst + p * NR;
         for (i64 j = 0; j < width; j += NR, to += PANEL) {
             i64 cols = std::min<i64>(NR, width - j);

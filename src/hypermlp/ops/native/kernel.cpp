@@ -60,7 +60,7 @@ HM_API int hm_forward(const hm_args *p) {
 }
 
 HM_API int hm_backward(const hm_args *p) {
-    return arguments_agree(*p) ? guarded([&] { return p->half ? run_backward<bf16>(*p) : run_backward<float>(*p); }) : 2;
+    return arguments_agree(*p, true) ? guarded([&] { return p->half ? run_backward<bf16>(*p) : run_backward<float>(*p); }) : 2;
 }
 
 // What takes numbers of either type.

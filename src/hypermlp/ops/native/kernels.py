@@ -101,6 +101,7 @@ def backward(
     d_o: Tensor, o: Tensor | None, rho: Tensor, inputs: Inputs, spec: Spec, chunk: int | None, *, overwrite: bool = False
 ) -> list[Tensor | None]:
     """Gradients; o is not needed. overwrite: d_o may be."""
+    inputs.refuse_rings()
     laid = KernelCall.make(inputs, spec)
     a, dtype = laid.arguments, laid.inputs.q.dtype
     shape = (a.B, a.T, a.H, a.V)

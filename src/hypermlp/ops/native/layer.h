@@ -70,7 +70,7 @@ struct Layer {
         project_forward(&project);
         if (int status = run_forward<float>(mix)) return status;
         std::vector<float> panels(p.C * O), bias(p.C, 0.0f), ones(NR, 1.0f);
-        pack_transposed(p.parameters.o, O, p.C, O, panels.data());
+        pack_transposed(Rows<float>{p.parameters.o, O}, p.C, O, panels.data());
         if (p.parameters.o_bias) memcpy(bias.data(), p.parameters.o_bias, p.C * sizeof(float));
         hm_gate_args gate{};
         gate.C = gate.x_row = gate.g_row = gate.y_row = O, gate.x = gate.y = gated, gate.g = project.out[PREAD];

@@ -190,7 +190,7 @@ template <class E> void scores_of_head(const Plan &P, const Strip &s, i64 head, 
     for (i64 part = 0; part < P.parts; part++) {
         i64 g = P.routing(head, part);
         pack_rows(at<E>(p.q, s.b, s.row, g), p.q.t, s.m, p.K, nullptr, w.q[part], P.Kp);
-        score(s, w.q[part], P.Kp, p.K, at<E>(p.k, s.b, s.c0, g), p.k.t, w.z[part], w.pack, P.op1, P.op1.fa, g, w.t1[part]);
+        score(s, w.q[part], P.Kp, p.K, slots_from<E>(p.k, p.S, s.b, s.c0, g), w.z[part], w.pack, P.op1, P.op1.fa, g, w.t1[part]);
         if (P.op1.present()) apply_controls<E>(s, p.s1, g, p.R1, P.op1.Rp, w.t1[part], w.t1s[part]);
     }
 }
@@ -249,8 +249,9 @@ template <class E> void forward_strip(const Plan &P, const Strip &s, i64 head, W
         }
         if (j + width == s.n) prefetch_strip<1, E>(s, p.o, head, p.V);
         time_tile<E>(s, a, ca, width, w.tile);
-        pack_panels(at<E>(p.v, s.b, ca, head), p.v.t, width, p.V, w.pack);
-        Ahead<E> next{at<E>(p.v, s.b, ca + width, head), p.v.t, std::min<i64>(TC, s.n - j - width), p.V};
+        Ring<E> v = slots_from<E>(p.v, p.S, s.b, ca, head);
+        pack_panels(v, width, p.V, w.pack);
+        Ahead<E> next = ahead(v.from(width), std::min<i64>(TC, s.n - j - width), p.V);
         read_tile(s, w.tile, ca, width, w.pack, p.V, w.out, P.Vp, next);
     }
     for (i64 i = 0; i < s.m; i++) {
@@ -264,7 +265,7 @@ void take_factors(hm_args &mix, const hm_parameters &p) {
     mix.A1 = p.A1, mix.B1 = p.B1, mix.diag1 = p.diag1, mix.A2 = p.A2, mix.B2 = p.B2, mix.diag2 = p.diag2;
 }
 
-bool arguments_agree(const hm_args &p) {
+bool arguments_agree(const hm_args &p, bool backward = false) {
     if (p.B < 0 || p.T < 0 || p.S < 0 || p.H <= 0 || p.K <= 0 || p.V <= 0 || p.L <= 0) return false;
     if (p.G != (p.act == 0 ? 2 * p.H : p.H) || (p.A1 && p.R1 <= 0) || (p.A2 && p.R2 <= 0)) return false;
     bool empty = p.B == 0 || p.T == 0;
@@ -273,7 +274,8 @@ bool arguments_agree(const hm_args &p) {
     if (in_place && (p.S != p.T || p.dv.b != p.dout.b || p.dv.t != p.dout.t || p.dv.h != p.dout.h)) return false;
     for (i64 j = 0; j < p.n_spans; j++) {
         const i64 *s = p.spans + 5 * j;
-        if (s[0] < 0 || s[0] >= p.B || s[1] < 0 || s[2] < s[1] || s[2] > p.T || s[3] < 0 || s[4] > p.S) return false;
+        if (s[0] < 0 || s[0] >= p.B || s[1] < 0 || s[2] < s[1] || s[2] > p.T || s[3] < 0 || s[3] > p.S) return false;
+        if (s[4] - s[3] > p.S || (backward && s[4] > p.S)) return false;  // backward knows no rings
         if (s[4] - s[3] < s[2] - s[1]) return false;  // every row has its own slot
         if (in_place && (s[3] != s[1] || s[4] != s[2])) return false;
     }

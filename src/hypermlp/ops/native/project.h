@@ -56,7 +56,7 @@ struct Projector {
         ones.assign(NR, 1.0f);
         for (i64 k = 0; k < 7; k++) {
             if (weights.bias[k]) memcpy(biases.data() + first_row[k], weights.bias[k], p.width[k] * sizeof(float));
-            if (p.width[k]) pack_transposed(weights.w[k], p.C, p.width[k], p.C, panels.data() + first_row[k] * p.C);
+            if (p.width[k]) pack_transposed(Rows<float>{weights.w[k], p.C}, p.width[k], p.C, panels.data() + first_row[k] * p.C);
         }
     }
     // For each of [joined weights], k, v, gate: panels [C/NR][rows][NR], the products with which give dx.

@@ -10,17 +10,17 @@ namespace {
 // slots whose sums are added in order, so that the result does not depend on the number of threads.
 
 // out[c] = x · row c, rows of `width` numbers
-template <class E, class X> void dots(i64 n, const E *rows, i64 stride, const X *x, i64 width, float *out) {
+template <template <class> class R, class E, class X> void dots(i64 n, R<E> rows, const X *x, i64 width, float *out) {
     i64 full = round_down(width, VL), c = 0;
     for (; c + 4 <= n; c += 4) {
-        const E *r = rows + c * stride;
+        const E *r[4] = {rows[c], rows[c + 1], rows[c + 2], rows[c + 3]};
         vf a0{}, a1{}, a2{}, a3{};
         for (i64 j = 0; j < full; j += VL) {
             vf xv = load(x + j);
-            a0 += xv * load(r + j);
-            a1 += xv * load(r + stride + j);
-            a2 += xv * load(r + 2 * stride + j);
-            a3 += xv * load(r + 3 * stride + j);
+            a0 += xv * load(r[0] + j);
+            a1 += xv * load(r[1] + j);
+            a2 += xv * load(r[2] + j);
+            a3 += xv * load(r[3] + j);
         }
         v4 s[4][VL / 4];
         memcpy(s[0], &a0, sizeof a0), memcpy(s[1], &a1, sizeof a1), memcpy(s[2], &a2, sizeof a2), memcpy(s[3], &a3, sizeof a3);
@@ -30,10 +30,10 @@ template <class E, class X> void dots(i64 n, const E *rows, i64 stride, const X 
         v4 total = (s[0][0] + s[1][0]) + (s[2][0] + s[3][0]);
         *(v4_mem *)(out + c) = total;
         for (i64 i = 0; i < 4; i++)
-            for (i64 j = full; j < width; j++) out[c + i] += value(x[j]) * value(r[i * stride + j]);
+            for (i64 j = full; j < width; j++) out[c + i] += value(x[j]) * value(r[i][j]);
     }
     for (; c < n; c++) {
-        const E *r = rows + c * stride;
+        const E *r = rows[c];
         vf a{};
         for (i64 j = 0; j < full; j += VL) a += load(x + j) * load(r + j);
         float s = sum(a);
@@ -43,21 +43,21 @@ template <class E, class X> void dots(i64 n, const E *rows, i64 stride, const X 
 }
 
 // acc += Σ_c x[c] · row c
-template <class E> void weighted_sum(i64 n, const float *x, const E *rows, i64 stride, i64 width, float *acc) {
+template <template <class> class R, class E> void weighted_sum(i64 n, const float *x, R<E> rows, i64 width, float *acc) {
     i64 c = 0;
     for (; c + 4 <= n; c += 4) {
-        const E *r = rows + c * stride;
+        const E *r0 = rows[c], *r1 = rows[c + 1], *r2 = rows[c + 2], *r3 = rows[c + 3];
         each_vector(width, [&](i64 j, i64 k) {
             vf s = load_some(acc + j, k);
-            s += x[c] * load_some(r + j, k);
-            s += x[c + 1] * load_some(r + stride + j, k);
-            s += x[c + 2] * load_some(r + 2 * stride + j, k);
-            s += x[c + 3] * load_some(r + 3 * stride + j, k);
+            s += x[c] * load_some(r0 + j, k);
+            s += x[c + 1] * load_some(r1 + j, k);
+            s += x[c + 2] * load_some(r2 + j, k);
+            s += x[c + 3] * load_some(r3 + j, k);
             store_some(acc + j, s, k);
         });
     }
     for (; c < n; c++) {
-        const E *r = rows + c * stride;
+        const E *r = rows[c];
         each_vector(width, [&](i64 j, i64 k) { store_some(acc + j, load_some(acc + j, k) + x[c] * load_some(r + j, k), k); });
     }
 }
@@ -135,9 +135,9 @@ template <class E> struct RowWork {
         for (i64 part = 0; part < P.parts; part++) {
             i64 g = P.routing(b.h, part);
             float *x = z + part * slots + first_slot[b.unit] + b.j, *t = t1 + (b.k * P.parts + part) * p.R1;
-            dots(b.n, at<E>(p.k, b.s.b, b.s.c0 + b.j, g), p.k.t, at<E>(p.q, b.s.b, b.s.row, g), p.K, x);
+            dots(b.n, slots_from<E>(p.k, p.S, b.s.b, b.s.c0 + b.j, g), at<E>(p.q, b.s.b, b.s.row, g), p.K, x);
             memset(t, 0, R1 * sizeof(float));
-            if (R1) weighted_sum(b.n, x, p.A1 + (g * p.L + b.u) * R1, R1, R1, t);
+            if (R1) weighted_sum(b.n, x, Rows<float>{p.A1 + (g * p.L + b.u) * R1, R1}, R1, t);
         }
     }
     void activations(Piece b) const {  // h, a in place of z_gate, and this block's share of t2 and of the norm
@@ -153,14 +153,14 @@ template <class E> struct RowWork {
                 continue;
             }
             gather(t1, P.parts * p.R1, part * p.R1, R1, b.unit, at<E>(p.s1, b.s.b, b.s.row, g), t);
-            dots(b.n, p.B1 + (g * p.L + b.u) * R1, R1, t, R1, hidden[part]);
+            dots(b.n, Rows<float>{p.B1 + (g * p.L + b.u) * R1, R1}, t, R1, hidden[part]);
             mix_in(b.n, x, p.shortcut1, p.diag1 ? p.diag1 + g * p.L + b.u : nullptr, hidden[part]);
         }
         activate_row(P.glu, round_up(b.n, VL2), hidden[0], hidden[1], hidden[0], sq);  // cells beyond n are zero
         squares[b.k] = sum(load(sq));
         memcpy(a, hidden[0], b.n * sizeof(float));
         memset(t2 + b.k * p.R2, 0, R2 * sizeof(float));
-        if (R2) weighted_sum(b.n, a, p.B2 + (b.h * p.L + b.u) * R2, R2, R2, t2 + b.k * p.R2);
+        if (R2) weighted_sum(b.n, a, Rows<float>{p.B2 + (b.h * p.L + b.u) * R2, R2}, R2, t2 + b.k * p.R2);
     }
     void readout(Piece b) const {  // w and this block's share of õ
         const hm_args &p = P.p;
@@ -169,12 +169,12 @@ template <class E> struct RowWork {
         const float *a = z + first_slot[b.unit] + b.j, *x = a;
         if (R2) {
             gather(t2, p.R2, 0, R2, b.unit, at<E>(p.s2, b.s.b, b.s.row, b.h), t);
-            dots(b.n, p.A2 + (b.h * p.L + b.u) * R2, R2, t, R2, weight);
+            dots(b.n, Rows<float>{p.A2 + (b.h * p.L + b.u) * R2, R2}, t, R2, weight);
             mix_in(b.n, a, p.shortcut2, p.diag2 ? p.diag2 + b.h * p.L + b.u : nullptr, weight);
             x = weight;
         }
         memset(out + b.k * p.V, 0, p.V * sizeof(float));
-        weighted_sum(b.n, x, at<E>(p.v, b.s.b, b.s.c0 + b.j, b.h), p.v.t, p.V, out + b.k * p.V);
+        weighted_sum(b.n, x, slots_from<E>(p.v, p.S, b.s.b, b.s.c0 + b.j, b.h), p.V, out + b.k * p.V);
     }
     static void mix_in(i64 n, const float *x, bool shortcut, const float *diag, float *y) {
         float one = shortcut ? 1.0f : 0.0f;

@@ -140,7 +140,7 @@ int run_step(const hm_step_args &p) {
     if (weights.w[PS1]) gate(nullptr, s1, s1, n1);
     if (weights.w[PS2]) gate(nullptr, s2, s2, n2);
     for (i64 b = 0; b < B; b++) {
-        i64 slot = mix.spans[5 * b + 4] - 1;
+        i64 slot = place(mix.spans[5 * b + 4] - 1, mix.S);
         for (i64 g = 0; g < mix.G; g++) memcpy(at(mix.k, b, slot, g), k + b * Q + g * mix.K, mix.K * sizeof(float));
         for (i64 h = 0; h < mix.H; h++) memcpy(at(mix.v, b, slot, h), v + b * O + h * mix.V, mix.V * sizeof(float));
     }

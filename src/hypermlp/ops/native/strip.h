@@ -60,7 +60,7 @@ struct Operator {
             const float *src = (f == &fa ? A : B) + (head * L + u0) * R;
             if (R != Rp && (rows_of_both || f == first_sum))
                 pack_rows(src, R, L - u0, R, nullptr, (float *)f->rows + head * f->head_rows, Rp);
-            if (f->cols) pack_transposed(src, R, L - u0, R, (float *)f->cols + head * f->head_cols);
+            if (f->cols) pack_transposed(Rows<float>{src, R}, L - u0, R, (float *)f->cols + head * f->head_cols);
         }
     }
 };
@@ -127,6 +127,9 @@ template <class E> struct Ahead {
     }
 };
 
+// As many of these rows as lie together.
+template <class E> Ahead<E> ahead(Ring<E> rows, i64 n, i64 width) { return {rows.data, rows.stride, std::min(n, rows.run), width}; }
+
 template <class F> HM_INLINE void row_groups(i64 m, F f) {
     for (i64 i = 0; i < m; i += MR) f(i, std::min<i64>(MR, m - i));
 }
@@ -174,15 +177,15 @@ void scatter_lags(const Strip &s, const float *X, i64 ldx, i64 ya, i64 yb, const
 
 // X = a srcᵀ into a strip matrix (scores z = q kᵀ, or dw = dõ vᵀ), and t = X F on the fly while its columns are in cache.
 template <class E>
-void score(const Strip &s, const float *a, i64 lda, i64 depth, const E *src, i64 src_t, Matrix X, float *pack,
-           const Operator &op, const Factor &f, i64 head, float *t) {
+void score(const Strip &s, const float *a, i64 lda, i64 depth, Ring<E> src, Matrix X, float *pack, const Operator &op,
+           const Factor &f, i64 head, float *t) {
     if (op.present()) memset(t, 0, s.m * op.Rp * sizeof(float));
     clear_older(s, X);
     i64 done = 0;
     for (i64 j = 0; j < s.n; j += TC) {
         i64 width = std::min<i64>(TC, s.n - j), ca = s.c0 + j;
-        pack_transposed(src + j * src_t, src_t, width, depth, pack);
-        Ahead<E> next{src + (j + width) * src_t, src_t, std::min<i64>(TC, s.n - j - width), depth};
+        pack_transposed(src.from(j), width, depth, pack);
+        Ahead<E> next = ahead(src.from(j + width), std::min<i64>(TC, s.n - j - width), depth);
         const i64 lines = 1 + depth * TC / 16 / (TC / NR * round_up(s.m, MR) / MR);
         for (i64 c = ca; c < ca + width; c += NR) {
             const float *panel = pack + (c - ca) * words<E>(depth);

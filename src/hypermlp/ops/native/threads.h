@@ -19,6 +19,29 @@ namespace {
 
 template <class E = float> E *at(const hm_view &x, i64 b, i64 t, i64 h) { return (E *)x.data + b * x.b + t * x.t + h * x.h; }
 
+// Rows of numbers, one after the other.
+template <class E> struct Rows {
+    const E *data;
+    i64 stride;
+    const E *operator[](i64 c) const { return data + c * stride; }
+};
+
+// Rows of a ring: from row `run` on, those at its front.
+template <class E> struct Ring {
+    const E *data;
+    i64 stride, run, size;
+    const E *operator[](i64 c) const { return data + (c < run ? c : c - size) * stride; }
+    Ring from(i64 c) const { return {(*this)[c], stride, c < run ? run - c : size, size}; }
+};
+
+// Where slot c of a span lies among S: a span that goes beyond the last slot goes on with the first.
+HM_INLINE i64 place(i64 c, i64 S) { return c < S ? c : c - S; }
+
+// One head's keys or values from slot c on.
+template <class E> Ring<E> slots_from(const hm_view &x, i64 S, i64 b, i64 c, i64 h) {
+    return {at<E>(x, b, place(c, S), h), x.t, S - place(c, S), S};
+}
+
 // One aligned block, carved in two passes: the first with a null base only measures.
 struct Arena {
     char *base = nullptr;

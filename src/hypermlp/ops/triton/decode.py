@@ -40,6 +40,13 @@ def part_slots(count, step, steps, L, N: tl.constexpr):
 
 
 @triton.jit
+def place(c0, e, S):
+    """Where slots c0 + e lie: behind the last comes the first."""
+    c = c0 + e
+    return tl.where(c < S, c, c - S)
+
+
+@triton.jit
 def all_parts(shares, parts, RP: tl.constexpr):
     """The sum of all parts' shares (parts RP)."""
     r, total = tl.arange(0, RP), tl.zeros([RP], tl.float32)
@@ -65,7 +72,7 @@ def decode_z(
         for step in range(0, steps):
             e, ok, p = part_slots(count, step, steps, L, N)
             row = tl.load(q + ((b * T + t) * G + g) * K + x, mask=x < K, other=0.0).to(tl.float32)
-            keys = load_rows(k + b * k_b + c0 * k_t + g * K, e, ok, k_t, K, 0, KP).to(tl.float32)
+            keys = load_rows(k + b * k_b + g * K, place(c0, e, S), ok, k_t, K, 0, KP).to(tl.float32)
             score = tl.sum(keys * row[None, :], 1)
             tl.store(z + (tl.program_id(1) * G + g).to(tl.int64) * room + e, score, mask=ok)
             if MIX:
@@ -150,7 +157,7 @@ def decode_w(
             w = tl.load(own + e, mask=ok, other=0.0)
             if MIX2:
                 w = mixed(w, ys, A2 + h * L * R2, D2 + h * L, p, ok, R2, RP2, BASE2)
-            values = load_rows(v + b * v_b + c0 * v_t + h * V, e, ok, v_t, V, first, BV).to(tl.float32)
+            values = load_rows(v + b * v_b + h * V, place(c0, e, S), ok, v_t, V, first, BV).to(tl.float32)
             o += tl.sum(values * w[:, None], 0)
         at = ((n * H + h) * parts + tl.program_id(0)).to(tl.int64) * V
         tl.store(share + at + first + x, o, mask=first + x < V)

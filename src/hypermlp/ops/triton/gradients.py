@@ -26,6 +26,7 @@ def backward(
     d_o: Tensor, o: Tensor, rho: Tensor, u: Tensor, y2: Tensor, inputs: Inputs, spec: Spec, chunk: int | None
 ) -> list[Tensor | None]:
     """The gradients of all inputs but the spans; o, ρ, u and y2 as `forward` gives them."""
+    inputs.refuse_rings()
     call = prepare(inputs, spec)
     H, plan = call.v.shape[2], call.plan(call.tile("backward_h"))
     planes = scratch_planes(call)

@@ -198,6 +198,8 @@ def row_products(
 @fallback.smaller_if_needed("forward")
 def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """o (B T H V), ρ (B T H), u = z·left1 (B T G R) and y2 = a·left2 (B T H R); what lies in no span is 0, and ρ 1."""
+    if inputs.goes_around:  # several tokens at once: their slots twice, since a block of them lies in one piece
+        inputs = inputs._replace(k=torch.cat([inputs.k] * 2, 1), v=torch.cat([inputs.v] * 2, 1))
     call = prepare(inputs, spec)
     (B, T, _, _), (H, V) = call.q.shape, call.v.shape[2:]
     u = first_sums(call)
