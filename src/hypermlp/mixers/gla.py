@@ -12,7 +12,7 @@ from torch import nn
 
 from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
+from hypermlp.mixers.parts import RMSNorm, gated, head_width, heads, init_linears
 from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.recurrence import Steps, recurrence
 
@@ -41,8 +41,9 @@ class GLA(RecurrentMixer):
 
     def step(self, tokens: Tokens, past: Past) -> Step:
         x = tokens.x
-        q, k, v = (heads(layer(x), self.n_head) for layer in (self.q, self.k, self.v))
-        g = heads(F.logsigmoid(self.decay_out(self.decay_in(x))) / SLOWNESS, self.n_head)
+        q, k = (heads(layer(x), self.n_head, self.head_key_width) for layer in (self.q, self.k))
+        v = heads(self.v(x), self.n_head, self.head_value_width)
+        g = heads(F.logsigmoid(self.decay_out(self.decay_in(x))) / SLOWNESS, self.n_head, self.head_key_width)
         steps = Steps(q * self.head_key_width**-0.5, k, v, g)
         o, state = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
-        return Step(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), {"S": state})
+        return Step(self.o(gated(self.norm(o).flatten(2), self.gate(x))), {"S": state})

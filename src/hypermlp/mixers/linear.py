@@ -36,7 +36,8 @@ class LinearAttention(RecurrentMixer):
         return {"S": (self.n_head, self.head_key_width, self.head_value_width)}
 
     def step(self, tokens: Tokens, past: Past) -> Step:
-        q, k, v = (heads(layer(tokens.x), self.n_head) for layer in (self.q, self.k, self.v))
+        q, k = (heads(layer(tokens.x), self.n_head, self.head_key_width) for layer in (self.q, self.k))
+        v = heads(self.v(tokens.x), self.n_head, self.head_value_width)
         steps = Steps(self.feature_q(q) * self.head_key_width**-0.5, self.feature_k(k), v)
         o, state = recurrence(steps, past.get("S"), begins=tokens.begins, padding=tokens.padding)
         return Step(self.o(self.norm(o).flatten(2)), {"S": state})

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears
+from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, whole
 from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.recurrence import Steps, recurrence
 
@@ -49,10 +49,11 @@ class Mamba2(RecurrentMixer):
         return {"S": (self.n_head, self.state, self.head_width)}
 
     def step(self, tokens: Tokens, past: Past) -> Step:
-        gate, conv_inputs, delta = self.into(tokens.x).split([self.inner, self.conv_width, self.n_head], dim=-1)
+        made = whole(self.into(tokens.x), self.inner + self.conv_width + self.n_head)
+        gate, conv_inputs, delta = made.split([self.inner, self.conv_width, self.n_head], dim=-1)
         mixed = self.conv(conv_inputs, tokens, past.history)
         x, B, C = mixed.split([self.inner, self.state, self.state], dim=-1)
-        x = heads(F.pad(x, (0, self.n_head * self.head_width - self.inner)), self.n_head)  # B T H P
+        x = heads(F.pad(x, (0, self.n_head * self.head_width - self.inner)), self.n_head, self.head_width)  # B T H P
         delta = F.softplus(delta + self.delta_bias)  # B T H
         q, k = (t[:, :, None].expand(-1, -1, self.n_head, -1) for t in (C, B))
         steps = Steps(q, k, delta[..., None] * x, -delta * self.A_log.exp())

@@ -8,13 +8,12 @@ Letters: B batch, T time, C width, H heads, K and V widths of a head.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from hypermlp.checks import divisible
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
+from hypermlp.mixers.parts import RMSNorm, gated, head_width, heads, init_linears
 from hypermlp.mixers.recurrent import Past, RecurrentMixer, Step
 from hypermlp.ops.recurrence import Steps, recurrence
 from hypermlp.ops.types import compute_dtype
@@ -46,10 +45,11 @@ class RetNet(RecurrentMixer):
 
     def step(self, tokens: Tokens, past: Past) -> Step:
         x = tokens.x
-        q, k, v = (heads(layer(x), self.n_head) for layer in (self.q, self.k, self.v))
+        q, k = (heads(layer(x), self.n_head, self.head_key_width) for layer in (self.q, self.k))
+        v = heads(self.v(x), self.n_head, self.head_value_width)
         angle = rotary.angles(tokens.position, self.head_key_width, ROPE_BASE).repeat_interleave(2, dim=-1)
         q, k = rotary.rotate(q * self.head_key_width**-0.5, angle), rotary.rotate(k, angle)
         head = torch.arange(self.n_head, device=x.device, dtype=compute_dtype(x.dtype))
         g = torch.log1p(-torch.exp2(-5 - head)).expand(*x.shape[:2], -1)  # B T H
         o, state = recurrence(Steps(q, k, v, g), past.get("S"), begins=tokens.begins, padding=tokens.padding)
-        return Step(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), {"S": state})
+        return Step(self.o(gated(self.norm(o).flatten(2), self.gate(x))), {"S": state})
