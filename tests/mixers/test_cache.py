@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from helpers import assert_same, make_layer, perturb, randn
+from helpers import assert_same, make_layer, perturb, randn, run_layer
 from hypermlp import HyperMLP
 from hypermlp.cache import Cache
 from hypermlp.mixers import DISTINCT, MIXERS, Mixer, SoftmaxAttention, build_mixer
@@ -307,9 +307,19 @@ def test_room_for_max_len_is_there_at_once_and_grows_if_it_must() -> None:
 # Errors and edges
 
 
-def test_a_cached_forward_records_no_gradients() -> None:
-    mixer, x = hyper(), randn(1, 3, WIDTH).requires_grad_()
-    assert not mixer(x, cache=mixer.new_cache(1)).requires_grad
+@each_mixer
+def test_first_tokens_have_their_gradients_and_later_ones_refuse_them(name: str) -> None:
+    mixer, x, d_y = registered(name), randn(2, 7, WIDTH), randn(2, 7, WIDTH, seed=1)
+    expected, cache = run_layer(mixer, x, d_y), mixer.new_cache(2)
+    assert_same(run_layer(mixer, x, d_y, cache=cache), expected)
+    assert not any(t.requires_grad for t in (cache.inputs, *cache.slots.values(), *cache.states.values()))
+    longer = torch.cat([x, randn(2, 1, WIDTH, seed=2)], 1)
+    later = mixer(longer[:, 7:], cache=cache)
+    assert_same(later, mixer(longer)[:, 7:])
+    with pytest.raises(ValueError, match="without a cache"):
+        later.sum().backward()
+    with torch.no_grad():
+        assert not mixer(x, cache=mixer.new_cache(2)).requires_grad
 
 
 def test_empty_batches_and_chunks() -> None:

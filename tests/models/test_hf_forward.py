@@ -1,5 +1,7 @@
 """The forward signature of transformers' models: every argument means what it means there."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from transformers import DataCollatorWithFlattening
 
 from helpers import assert_same, gradients
 from hypermlp.mixers import DISTINCT
-from hypermlp.models.hf import HyperConfig, HyperForCausalLM
+from hypermlp.models.hf import HyperCache, HyperConfig, HyperForCausalLM
 
 STYLES = pytest.mark.parametrize("style", ["llama", "gpt2"])
 
@@ -56,12 +58,13 @@ def test_only_the_logits_asked_for_are_computed() -> None:
 def test_outputs_come_as_a_tuple_or_by_name() -> None:
     _, model = pair()
     tokens = some_tokens(1, 5)
-    named = model(tokens, labels=tokens)
-    loss, logits = model(tokens, labels=tokens, return_dict=False)
+    named = model(tokens, labels=tokens, use_cache=False)
+    loss, logits = model(tokens, labels=tokens, use_cache=False, return_dict=False)
     assert torch.equal(loss, named.loss)
     assert torch.equal(logits, named.logits)
-    (hidden,) = model.model(tokens, return_dict=False)
+    (hidden,) = model.model(tokens, use_cache=False, return_dict=False)
     assert_same(model.head(hidden), logits)
+    assert [type(part) for part in model(tokens, return_dict=False)] == [Tensor, HyperCache]
 
 
 def test_further_arguments_are_accepted() -> None:
@@ -70,18 +73,55 @@ def test_further_arguments_are_accepted() -> None:
     assert_same(model(tokens, cache_position=torch.arange(5), tokenizer=object()).logits, model(tokens).logits, 0)
 
 
-def test_a_cache_is_returned_by_default_where_no_gradients_are_recorded() -> None:
-    _, model = pair()
-    tokens = some_tokens(2, 6)
-    with torch.no_grad():
-        first = model(tokens[:, :4])
-        rest = model(tokens[:, 4:], past_key_values=first.past_key_values)
-        assert_same(rest.logits, model(tokens).logits[:, 4:])
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("recorded", [False, True], ids=["no_grad", "grad"])
+@each_memory
+def test_a_loop_of_ones_own_goes_on_from_the_cache_it_is_given(mixer: object, recorded: bool, training: bool) -> None:
+    _, model = pair(mixer=mixer)
+    model.train(training)
+    tokens = some_tokens(2, 7)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+    with torch.set_grad_enabled(recorded):
+        expected, past = model(tokens, attention_mask=mask, use_cache=False).logits, None
+        for part in (slice(0, 4), slice(4, 6), slice(6, 7)):
+            out = model(tokens[:, part], attention_mask=mask[:, : part.stop], past_key_values=past)
+            assert_same(out.logits[mask[:, part] != 0], expected[:, part][mask[:, part] != 0])
+            past = copy.deepcopy(out.past_key_values)
         model.config.use_cache = False
         assert model(tokens).past_key_values is None
-    model.config.use_cache = True
-    model(tokens).logits.sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
+
+
+@each_memory
+def test_gradients_pass_a_cache_that_was_empty_and_no_other(mixer: object) -> None:
+    _, model = pair(mixer=mixer)
+    tokens = some_tokens(2, 6)
+
+    def loss_gradients(**options: object) -> dict[str, Tensor]:
+        model.zero_grad()
+        model(tokens, labels=tokens, **options).loss.backward()
+        return gradients(model)
+
+    expected = loss_gradients(use_cache=False)
+    assert all(g.norm() > 0 for g in expected.values())
+    assert_same(loss_gradients(use_cache=True), expected)
+    cache = model.generation_cache()
+    assert_same(loss_gradients(past_key_values=cache), expected)
+    later = model(tokens, labels=tokens, past_key_values=cache)
+    with pytest.raises(ValueError, match="use_cache=False"):
+        later.loss.backward()
+
+
+def test_a_cache_that_nobody_reads_is_not_made() -> None:
+    """A training step calls each mixer once."""
+    _, model = pair()
+    calls = []
+    for mixer in model.model.mixers:
+        mixer.register_forward_hook(lambda *_: calls.append(1))
+    out = model(some_tokens(1, 5))
+    assert len(calls) == 2
+    out.past_key_values.reorder_cache(torch.tensor([0, 0]))
+    assert len(calls) == 4
+    assert out.past_key_values.batch_size == 2
 
 
 # Documents packed without padding

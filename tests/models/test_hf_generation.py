@@ -153,15 +153,6 @@ def test_a_cache_is_handled_row_by_row() -> None:
         cropped.crop(3)
 
 
-def test_forward_makes_a_cache_when_asked_and_not_in_training() -> None:
-    _, model = pair()
-    tokens = some_tokens(2, 6)
-    first = model(tokens[:, :4], use_cache=True)
-    assert_same(model(tokens[:, 4:], past_key_values=first.past_key_values).logits, model(tokens).logits[:, 4:])
-    assert model(tokens).past_key_values is None
-    assert model.train()(tokens, use_cache=True).past_key_values is None
-
-
 def test_what_cannot_be_done_is_refused() -> None:
     _, model = pair()
     tokens = some_tokens(1, 5)

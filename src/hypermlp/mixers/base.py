@@ -8,20 +8,23 @@ A mixer maps x (B T C) to y (B T C). Its laws (tests/mixers/test_laws.py runs th
 - packing: with `cu_seqlens` (n+1, from 0 to T, batch 1) each document gets what it would get alone;
 - a batch equals its rows;
 - cache: with `cache = mixer.new_cache(batch)` and mixer(x, cache=cache), any split of a sequence into chunks gives what one
-  full forward gives; `attention_mask` then covers the new tokens. A cached forward is for inference: it records no gradients.
+  full forward gives; `attention_mask` then covers the new tokens. What a cache holds is detached: gradients of the tokens that
+  fill an empty cache are those of a forward without it, and those of later tokens are refused (`with_cache`).
 
 A mixer that remembers its past token by token has slots; one that condenses it has a state (mixers/recurrent.py).
 """
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain, pairwise
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.cache import Cache, CacheSpec
@@ -35,10 +38,23 @@ class Mixer(nn.Module, ABC):
     """A sequence mixer of width `width`. Subclasses define cache_spec and mix."""
 
     width: int
+    made_with: Callable[[], Mixer]  # makes another one with the same arguments
+    splits_by_head: ClassVar[bool] = False  # whether projections may be split over processes, a head to each
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        mixer = super().__new__(cls)
+        mixer.made_with = partial(cls, *arguments, **options)
+        return mixer
+
+    def reset_parameters(self) -> None:
+        """Begin again as a new mixer does, whatever the parameters are now; what is on the meta device needs to_empty first."""
+        with torch.device("cpu"):
+            new = self.made_with()
+        copy_parameters(new, self)
 
     @abstractmethod
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
-        """y (B T C) for tokens.x (B T C). With a cache the tokens join what it holds (append, advance), without gradients."""
+        """y (B T C) for tokens.x (B T C). With a cache, tokens join what it holds (append, advance), without gradients."""
 
     @abstractmethod
     def cache_spec(self) -> CacheSpec:
@@ -61,8 +77,17 @@ class Mixer(nn.Module, ABC):
             cache: made by new_cache; x are then the tokens that follow those the cache has seen.
         """
         tokens = self.prepare(x, attention_mask, cu_seqlens, cache)
-        with gradients_without(cache):
-            return tokens.restore(self.mix(tokens, cache))
+        return self.run(partial(self.mix, tokens), tokens, cache)
+
+    def run(self, mix: Callable[[Cache | None], Tensor], tokens: Tokens, cache: Cache | None) -> Tensor:
+        """y (B T C) in the order of the caller's input; what fails in a layer that somebody changed says so."""
+        try:
+            return tokens.restore(with_cache(self, mix, cache, tokens.x))
+        except (RuntimeError, ValueError) as error:
+            change = find_change(self, tokens.x)
+            if change is None:
+                raise
+            raise ValueError(f"{change} ({error})") from error
 
     def prepare(
         self,
@@ -73,6 +98,10 @@ class Mixer(nn.Module, ABC):
     ) -> Tokens:
         """The arguments of forward, checked, with padding removed and documents marked."""
         cu_seqlens = as_bounds(cu_seqlens, x)
+        if not torch.compiler.is_compiling() and torch.distributed.is_available() and torch.distributed.is_initialized():
+            refuse_context_parallel()
+            if not self.splits_by_head:
+                refuse_tensor_parallel(self)
         check_input(x, self.width, floating_parameter(self), attention_mask, cu_seqlens)
         if cache is not None:
             check_cache(cache, x, self.cache_spec(), cu_seqlens)
@@ -105,9 +134,67 @@ class Mixer(nn.Module, ABC):
         return self.new_cache(batch_size, max_len=length, device="meta").nbytes
 
 
-def gradients_without(cache: Cache | None) -> AbstractContextManager[object]:
-    """A cached forward is for inference: it records no gradients."""
-    return nullcontext() if cache is None else torch.no_grad()
+def find_change(mixer: Mixer, x: Tensor) -> str | None:
+    """What somebody did to a mixer or its input that it may not know, and the cure; None if nothing."""
+    named = dict(mixer.named_parameters())
+    if any(hasattr(t, "placements") for t in (x, *named.values())):
+        return (
+            f"{type(mixer).__name__} does not take these distributed tensors: give plain ones, and divide parameters with "
+            "fully_shard, which brings them together before a layer runs"
+        )
+    with torch.device("meta"):
+        new = mixer.made_with()
+    for name, p in new.named_parameters():
+        if name in named and named[name].shape != p.shape and named[name].numel():
+            return (
+                f"{name} is {tuple(named[name].shape)}, and this layer was made for {tuple(p.shape)}: make a layer of the "
+                "width that is meant, and load the parameters into it"
+            )
+    return None
+
+
+@torch.no_grad()
+def copy_parameters(source: nn.Module, into: nn.Module) -> None:
+    """Copy parameters by name, also into those that are divided between processes."""
+    for name, p in into.named_parameters():
+        value = source.get_parameter(name).detach().to(p.device, p.dtype)
+        if hasattr(p, "placements"):
+            from torch.distributed.tensor import distribute_tensor
+
+            value = distribute_tensor(value, p.device_mesh, p.placements)  # type: ignore[attr-defined]
+        p.copy_(value)
+
+
+def with_cache(mixer: nn.Module, mix: Callable[[Cache | None], Tensor], cache: Cache | None, x: Tensor) -> Tensor:
+    """mix(cache), with gradients wherever they are exact.
+
+    A cache holds numbers without their history. So the first tokens are computed twice where gradients are recorded, once with
+    gradients and once into the cache; the gradients of later tokens would lack a part, and refuse to be computed.
+    """
+    if cache is None:
+        return mix(None)
+    recorded = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in mixer.parameters()))
+    with torch.no_grad():
+        begins = not any(cache.seen)
+        y = mix(cache)
+    if not recorded:
+        return y
+    return mix(None) if begins else RefuseGradient.apply(y, *(p for p in (x, *mixer.parameters()) if p.requires_grad))
+
+
+class RefuseGradient(torch.autograd.Function):
+    """y as it is; whoever asks for gradients through it learns why there are none."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, *sources: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *d_y: Tensor) -> tuple[Any, ...]:
+        raise ValueError(
+            "gradients do not pass through a cache that had seen tokens before: call the model on the whole sequence without a "
+            "cache (use_cache=False) to differentiate, or under torch.no_grad() to decode"
+        )
 
 
 def floating_parameter(module: nn.Module) -> Tensor | None:
@@ -208,6 +295,27 @@ def as_bounds(bounds: Tensor | Sequence[int] | None, x: Tensor) -> Tensor | None
         raise ValueError(f"cu_seqlens is a {type(bounds).__name__}; give a tensor or a list of whole numbers") from None
 
 
+def refuse_context_parallel() -> None:
+    """torch's context_parallel gives each process a piece of every sequence, and makes one function of torch's know of it."""
+    torchs = sys.modules.get("torch.distributed.tensor.experimental._context_parallel._attention")
+    if torchs is not None and F.scaled_dot_product_attention in getattr(torchs, "_replaced_functions", ()):
+        raise ValueError(
+            "context_parallel splits sequences between processes, and this mixer needs whole ones: positions, lags and states "
+            "would begin anew in every piece. Split the batch instead (DistributedDataParallel, fully_shard)"
+        )
+
+
+def refuse_tensor_parallel(mixer: nn.Module) -> None:
+    """A tensor parallel plan splits a module's weight, and hooks it so that each process gets its part of the output."""
+    for name, module in mixer.named_modules():
+        places = [getattr(p, "placements", ()) for p in module._parameters.values() if p is not None]
+        if module._forward_hooks and any(place.is_shard() for place in chain.from_iterable(places)):
+            raise ValueError(
+                f"{name or 'the layer'} is split over processes, and {type(mixer).__name__} computes all of its heads in one: "
+                "leave its modules out of the tensor parallel plan (fully_shard divides them; softmax attention may be split)"
+            )
+
+
 def check_input(
     x: Tensor,
     width: int,
@@ -216,6 +324,9 @@ def check_input(
     cu_seqlens: Tensor | None = None,
 ) -> None:
     """Raise a ValueError, with a remedy, for inputs that a mixer of this width, with parameters like `like`, cannot take."""
+    if not isinstance(x, Tensor):
+        symbolic = "; torch.fx.symbolic_trace cannot follow a mixer, use torch.export" if isinstance(x, torch.fx.Proxy) else ""
+        raise ValueError(f"x is a {type(x).__name__}; give a tensor (batch, time, n_embd = {width}){symbolic}")
     if x.dim() != 3 or x.shape[2] != width:
         raise ValueError(f"x has shape {tuple(x.shape)}; it must be (batch, time, n_embd = {width})")
     if not x.is_floating_point():

@@ -12,7 +12,7 @@ from torch import nn
 from hypermlp.checks import divisible
 from hypermlp.config import TAPS
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import RMSNorm, ShortConv, head_width, heads, init_linears, unit, write_strength
+from hypermlp.mixers.parts import RMSNorm, ShortConv, head_width, heads, init_linears, unit, whole, write_strength
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 
@@ -42,11 +42,11 @@ class DeltaNet(MatrixMixer):
         init_linears(self)
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
-        inputs = self.qkv(tokens.x)
+        inputs = whole(self.qkv(tokens.x), self.conv_width)
         mixed = self.conv(inputs, tokens, past.history)
-        q, k, v = (heads(t, self.n_head) for t in mixed.split([self.width, self.width, self.value_width], -1))
+        q, k, v = (t.unflatten(-1, (self.n_head, -1)) for t in mixed.split([self.width, self.width, self.value_width], -1))
         q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
-        beta = write_strength(self.beta(tokens.x), self.negative)[..., None]  # B T H 1
+        beta = write_strength(heads(self.beta(tokens.x), self.n_head, 1), self.negative)  # B T H 1
         steps = Steps(q, beta * k, v, a=-k, beta=beta)
         o, states = self.recur(steps, tokens, past)
         return MixResult(self.o(self.norm(o).flatten(2)), states, inputs)

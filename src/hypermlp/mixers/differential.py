@@ -65,8 +65,9 @@ class DifferentialAttention(Mixer):
     def project(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """q and k of both maps (B T 2H K), the first maps of all heads before the second, and v (B T H V)."""
         x, H = tokens.x, self.n_head
-        q, k, v = heads(self.q(x), 2 * H), heads(self.k(x), 2 * H), heads(self.v(x), H)
-        angle = rotary.angles(tokens.position, self.head_key_width, ROPE_BASE).repeat_interleave(2, dim=-1)
+        K = self.head_key_width
+        q, k, v = heads(self.q(x), 2 * H, K), heads(self.k(x), 2 * H, K), heads(self.v(x), H, self.head_value_width)
+        angle = rotary.angles(tokens.position, K, ROPE_BASE).repeat_interleave(2, dim=-1)
         return rotary.rotate(q, angle), rotary.rotate(k, angle), v
 
     def strength(self) -> Tensor:

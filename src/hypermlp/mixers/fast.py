@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from hypermlp.cache import Cache, on_host
+from hypermlp.mixers.parts import heads
 from hypermlp.ops import layer as nodes
 from hypermlp.ops import native, pointwise
 
@@ -41,8 +42,11 @@ def run_fused(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str, c
     G, H = layer.config.routing_heads, layer.config.n_head
     p, history = layer.tensors(), None if cache is None else cache.history()
     made = nodes.project(tokens.x, p, tokens.document_position, history, use=pointwise.kernels_for(impl, tokens.x))
-    q, k = (t.unflatten(-1, (G, -1)) for t in (made.q, made.k))
-    call = layer.arrange(tokens, cache, q, k, made.v.unflatten(-1, (H, -1)), layer.op1(made.s1), layer.op2(made.s2), chunk)
+    assert layer.config.qk_rank is not None
+    assert layer.config.vo_rank is not None
+    q, k = (heads(t, G, layer.config.qk_rank // G) for t in (made.q, made.k))
+    v = heads(made.v, H, layer.config.vo_rank // H)
+    call = layer.arrange(tokens, cache, q, k, v, layer.op1(made.s1), layer.op2(made.s2), chunk)
     return nodes.mix_and_read(impl, call, made.gate_vo, p.o, p.o_bias)
 
 

@@ -62,8 +62,9 @@ class ForgettingAttention(Mixer):
 
     def project(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         """q (B T H K), and what a slot holds: k (B T H K), v (B T H V), g (B T H 1)."""
-        q, k, v = (heads(layer(tokens.x), self.n_head) for layer in (self.q, self.k, self.v))
-        return q, {"k": k, "v": v, "g": F.logsigmoid(self.forget(tokens.x))[..., None]}
+        x, H = tokens.x, self.n_head
+        q, k = (heads(layer(x), H, self.head_key_width) for layer in (self.q, self.k))
+        return q, {"k": k, "v": heads(self.v(x), H, self.head_value_width), "g": F.logsigmoid(heads(self.forget(x), H, 1))}
 
     def cache_spec(self) -> CacheSpec:
         H = self.n_head

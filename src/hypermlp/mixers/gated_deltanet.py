@@ -13,7 +13,18 @@ from torch import nn
 
 from hypermlp.config import TAPS
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, unit, write_strength
+from hypermlp.mixers.parts import (
+    RMSNorm,
+    ShortConv,
+    first_steps,
+    gated,
+    head_width,
+    heads,
+    init_linears,
+    unit,
+    whole,
+    write_strength,
+)
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 
@@ -50,12 +61,14 @@ class GatedDeltaNet(MatrixMixer):
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
-        inputs = self.qkv(x)
+        inputs = whole(self.qkv(x), self.conv_width)
         mixed = self.conv(inputs, tokens, past.history)
-        q, k, v = (heads(t, self.n_head) for t in mixed.split([self.key_width, self.key_width, self.value_width], -1))
+        parts = mixed.split([self.key_width, self.key_width, self.value_width], -1)
+        q, k, v = (t.unflatten(-1, (self.n_head, -1)) for t in parts)
         q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
-        beta = write_strength(self.beta(x), self.negative)[..., None]  # B T H 1
-        g = self.A_log.exp() * F.logsigmoid(-self.decay(x) - self.dt_bias)  # B T H; −softplus, whose gradient does not compile
+        beta = write_strength(heads(self.beta(x), self.n_head, 1), self.negative)  # B T H 1
+        decay = whole(self.decay(x), self.n_head)
+        g = self.A_log.exp() * F.logsigmoid(-decay - self.dt_bias)  # B T H; −softplus, whose gradient does not compile
         steps = Steps(q, beta * k, v, g, a=-g.exp()[..., None] * k, beta=beta)
         o, states = self.recur(steps, tokens, past)
-        return MixResult(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), states, inputs)
+        return MixResult(self.o(gated(self.norm(o).flatten(2), self.gate(x))), states, inputs)

@@ -12,7 +12,7 @@ from torch import nn
 
 from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
+from hypermlp.mixers.parts import RMSNorm, gated, head_width, heads, init_linears
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 
@@ -38,8 +38,9 @@ class GLA(MatrixMixer):
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
-        q, k, v = (heads(layer(x), self.n_head) for layer in (self.q, self.k, self.v))
-        g = heads(F.logsigmoid(self.decay_out(self.decay_in(x))) / SLOWNESS, self.n_head)
+        q, k = (heads(layer(x), self.n_head, self.head_key_width) for layer in (self.q, self.k))
+        v = heads(self.v(x), self.n_head, self.head_value_width)
+        g = heads(F.logsigmoid(self.decay_out(self.decay_in(x))) / SLOWNESS, self.n_head, self.head_key_width)
         steps = Steps(q * self.head_key_width**-0.5, k, v, g)
         o, states = self.recur(steps, tokens, past)
-        return MixResult(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), states)
+        return MixResult(self.o(gated(self.norm(o).flatten(2), self.gate(x))), states)

@@ -43,8 +43,9 @@ class GSA(RecurrentMixer):
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         x, borders = tokens.x, {"begins": tokens.begins, "padding": tokens.padding}
-        q, k, v = (heads(F.silu(layer(x)), self.n_head) for layer in (self.q, self.k, self.v))
-        g = heads(F.logsigmoid(self.f(x)) / SLOWNESS, self.n_head)  # B T H M
+        q, k = (heads(F.silu(layer(x)), self.n_head, self.head_key_width) for layer in (self.q, self.k))
+        v = heads(F.silu(self.v(x)), self.n_head, self.head_value_width)
+        g = heads(F.logsigmoid(self.f(x)) / SLOWNESS, self.n_head, self.slots)  # B T H M
         s = -torch.expm1(g)
         o, keys, values = slot_attention(q, k, v, s, g, past.get("K"), past.get("V"), **borders)
         return MixResult(self.o(self.norm(F.silu(o.flatten(2)))), {"K": keys, "V": values})

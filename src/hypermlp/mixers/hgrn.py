@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import RMSNorm, head_width, init_linears
+from hypermlp.mixers.parts import RMSNorm, gated, head_width, init_linears, whole
 from hypermlp.mixers.recurrent import MixResult, Past, RecurrentMixer
 from hypermlp.ops.scan import scan
 
@@ -37,9 +37,11 @@ class HGRN(RecurrentMixer):
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
-        g, new = forget_gate(self.f(x), self.lower_bound)
-        h, last = scan(g, F.silu(self.i(x)) * new, past.get("h"), begins=tokens.begins, padding=tokens.padding)
-        return MixResult(self.o(self.norm(h) * F.silu(self.gate(x))), {"h": last})
+        g, new = forget_gate(whole(self.f(x), self.inner), self.lower_bound)
+        h, last = scan(
+            g, F.silu(whole(self.i(x), self.inner)) * new, past.get("h"), begins=tokens.begins, padding=tokens.padding
+        )
+        return MixResult(self.o(gated(self.norm(h), self.gate(x))), {"h": last})
 
 
 def forget_gate(f: Tensor, lower_bound: float) -> tuple[Tensor, Tensor]:

@@ -35,8 +35,9 @@ class HGRN2(MatrixMixer):
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
-        g, k = forget_gate(self.f(x), self.lower_bound)
-        q = F.silu(self.q(x)) * self.head_key_width**-0.5
-        steps = Steps(*(heads(t, self.n_head) for t in (q, k, self.i(x), g)))
+        H, K = self.n_head, self.head_key_width
+        g, k = (heads(t, H, K) for t in forget_gate(self.f(x), self.lower_bound))
+        q = heads(F.silu(self.q(x)) * K**-0.5, H, K)
+        steps = Steps(q, k, heads(self.i(x), H, self.head_value_width), g)
         o, states = self.recur(steps, tokens, past)
         return MixResult(self.o(self.norm(o.flatten(2))), states)

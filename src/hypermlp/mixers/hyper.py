@@ -6,6 +6,7 @@ Letters: B batch, T time, C width, H heads, G routing heads (2H for GLU), K and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +18,9 @@ from hypermlp.cache import Cache, CacheSpec
 from hypermlp.config import INIT_STD, HyperGLUConfig, Init
 from hypermlp.mixers import fast, rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
-from hypermlp.mixers.base import Mixer, Tokens, gradients_without
+from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.modules import known
-from hypermlp.mixers.parts import CausalConv, decay_bank
+from hypermlp.mixers.parts import CausalConv, decay_bank, heads, whole
 from hypermlp.mixers.route import Route, choose_route
 from hypermlp.ops import dispatch, pointwise
 from hypermlp.ops.parameters import LayerParameters, LayerShape
@@ -40,19 +41,20 @@ class SequenceMixing(nn.Module):
         diag: bool,
         shortcut: bool,
         init_std: float,
+        init: Init,
     ) -> None:
         super().__init__()
         sets = heads if per_head else 1
-        self.heads, self.shortcut, self.init_std = heads, shortcut, init_std
+        self.heads, self.shortcut, self.init_std, self.init = heads, shortcut, init_std, init
         self.A = nn.Parameter(torch.empty(sets, length, rank))
         self.B = nn.Parameter(torch.empty(sets, length, rank))
         self.diag = nn.Parameter(torch.empty(sets, length)) if diag else None
         self.control = nn.Linear(width, heads * rank)
 
     @torch.no_grad()
-    def reset_parameters(self, init: Init, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """A and B from N(0, init_std²), the diagonal zero; for "decays", A is a bank of decays, the same in all heads."""
-        if init == "paper":
+        if self.init == "paper":
             self.A.normal_(0, self.init_std, generator=generator)
         else:
             self.A.copy_(decay_bank(*self.A.shape[1:]))
@@ -68,7 +70,7 @@ class SequenceMixing(nn.Module):
         if A.shape[0] != self.heads:
             A, B = A.expand(self.heads, -1, -1), B.expand(self.heads, -1, -1)
             diag = None if diag is None else diag.expand(self.heads, -1)
-        return ops.Mixing(A, B, control.unflatten(-1, (self.heads, -1)), diag, self.shortcut)
+        return ops.Mixing(A, B, heads(control, self.heads, A.shape[2]), diag, self.shortcut)
 
 
 class Projected(NamedTuple):
@@ -106,8 +108,8 @@ class HyperGLU(Mixer):
         self.v = nn.Linear(C, config.vo_rank, bias=config.bias)
         self.o = nn.Linear(config.vo_rank, C, bias=config.bias)
         self.o.NANOGPT_SCALE_INIT = 1  # type: ignore[assignment]  # a mark, as nanoGPT-like initialisers look for
-        self.conv_k = CausalConv(C, config.conv_kernel_size) if config.use_kv_conv else None
-        self.conv_v = CausalConv(C, config.conv_kernel_size) if config.use_kv_conv else None
+        self.conv_k = CausalConv(C, config.conv_kernel_size, config.init) if config.use_kv_conv else None
+        self.conv_v = CausalConv(C, config.conv_kernel_size, config.init) if config.use_kv_conv else None
         self.gate_qk = nn.Linear(C, config.qk_rank) if config.use_qk_gate else None
         self.gate_vo = nn.Linear(C, config.vo_rank) if config.use_vo_gate else None
         self.op1 = self._sequence_mixing("op1", config.routing_heads) if config.use_op1 else None
@@ -135,6 +137,7 @@ class HyperGLU(Mixer):
             diag=bool(get("use_diag")),
             shortcut=bool(get("shortcut")),
             init_std=getattr(self.config, f"{op}_init_std"),
+            init=self.config.init,
         )
 
     @torch.no_grad()
@@ -149,7 +152,7 @@ class HyperGLU(Mixer):
                 if module.bias is not None:
                     module.bias.zero_()
             elif isinstance(module, (CausalConv, SequenceMixing)):
-                module.reset_parameters(self.config.init, generator)
+                module.reset_parameters(generator)
 
     def forward(
         self,
@@ -169,7 +172,7 @@ class HyperGLU(Mixer):
                 what they would get without the padding; y is zero at padding. Not an additive mask.
             cu_seqlens: borders of the documents packed into a batch of one row, [0, …, T]; each is computed as if alone.
             cache: made by new_cache. x are then the tokens that follow those the cache has seen; it is updated in place, and
-                no gradients are recorded.
+                keeps no gradients (see with_cache in mixers/base.py).
             impl: "auto", "dense", "chunked", "native" or "triton", instead of config.impl_default.
             chunk_T: rows of a strip for "chunked", instead of config.chunk_T.
 
@@ -177,8 +180,8 @@ class HyperGLU(Mixer):
         derivatives (create_graph=True).
         """
         tokens = self.prepare(x, attention_mask, cu_seqlens, cache)
-        with gradients_without(cache):
-            return tokens.restore(self.mix(tokens, cache, impl, chunk_T))
+        mix = partial(self.mix, tokens, impl=impl, chunk_T=chunk_T)
+        return self.run(mix, tokens, cache)
 
     def mix(self, tokens: Tokens, cache: Cache | None, impl: str | None = None, chunk_T: int | None = None) -> Tensor:
         chunk = self.config.chunk_T if chunk_T is None else chunk_T
@@ -215,19 +218,22 @@ class HyperGLU(Mixer):
         x_k = x_v = x
         if self.conv_k is not None and self.conv_v is not None:
             x_k, x_v = pointwise.convs(x, self.conv_k(), self.conv_v(), tokens.document_position, history, impl=impl)
-        q, k = self.q(x).unflatten(-1, (G, -1)), self.k(x_k).unflatten(-1, (G, -1))
+        assert self.config.qk_rank is not None
+        assert self.config.vo_rank is not None
+        K, V = self.config.qk_rank // G, self.config.vo_rank // H
+        q, k = heads(self.q(x), G, K), heads(self.k(x_k), G, K)
         if self.config.use_rope:
             # As in the released code, coordinate e has frequency e mod K/2, although it pairs with e ± 1.
             angle = rotary.angles(tokens.position, k.shape[-1], self.config.rope_base)
             angle = torch.cat([angle, angle], dim=-1)
             q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
         if self.gate_qk is not None:
-            q = self._gated(q.flatten(2), self.gate_qk(x), impl).unflatten(-1, (G, -1))
+            q = self._gated(q.flatten(2), whole(self.gate_qk(x), G * K), impl).unflatten(-1, (G, K))
         return Projected(
             q=q,
             k=k,
-            v=self.v(x_v).unflatten(-1, (H, -1)),
-            gate_vo=None if self.gate_vo is None else self.gate_vo(x),
+            v=heads(self.v(x_v), H, V),
+            gate_vo=None if self.gate_vo is None else whole(self.gate_vo(x), H * V),
             routing=None if self.op1 is None else self.op1(self._activated(self.op1.control(x))),
             reading=None if self.op2 is None else self.op2(self._activated(self.op2.control(x))),
         )

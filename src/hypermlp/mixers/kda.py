@@ -14,7 +14,7 @@ from torch import nn
 from hypermlp.checks import divisible
 from hypermlp.config import TAPS
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, unit
+from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, unit, whole
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 
@@ -51,15 +51,14 @@ class KimiDeltaAttention(MatrixMixer):
             self.dt_bias.copy_(first_steps(width))
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
-        x = tokens.x
-        inputs = self.qkv(x)
+        x, H, K, V = tokens.x, self.n_head, self.head_key_width, self.head_value_width
+        inputs = whole(self.qkv(x), self.conv_width)
         mixed = self.conv(inputs, tokens, past.history)
-        values = self.n_head * self.head_value_width
-        q, k, v = (heads(t, self.n_head) for t in mixed.split([self.width, self.width, values], -1))
-        q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
-        beta = torch.sigmoid(self.beta(x))[..., None]  # B T H 1
-        rate = F.logsigmoid(-self.decay_out(self.decay_in(x)) - self.dt_bias)  # −softplus, whose gradient does not compile
-        g = self.A_log.exp() * heads(rate, self.n_head)  # B T H K
-        steps = Steps(q, beta * k, v, g, a=-g.exp() * k, beta=beta)
-        o, states = self.recur(steps, tokens, past)
-        return MixResult(self.o(self.norm(o).flatten(2) * torch.sigmoid(self.gate_out(self.gate_in(x)))), states, inputs)
+        q, k, v = (t.unflatten(-1, (H, -1)) for t in mixed.split([H * K, H * K, H * V], -1))
+        q, k = unit(q) * K**-0.5, unit(k)
+        beta = torch.sigmoid(heads(self.beta(x), H, 1))  # B T H 1
+        rate = whole(self.decay_out(self.decay_in(x)), H * K) + self.dt_bias
+        g = self.A_log.exp() * heads(F.logsigmoid(-rate), H, K)  # B T H K; −softplus, whose gradient does not compile
+        o, states = self.recur(Steps(q, beta * k, v, g, a=-g.exp() * k, beta=beta), tokens, past)
+        gate = torch.sigmoid(whole(self.gate_out(self.gate_in(x)), H * V))
+        return MixResult(self.o(self.norm(o).flatten(2) * gate), states, inputs)

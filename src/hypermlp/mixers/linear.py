@@ -33,7 +33,8 @@ class LinearAttention(MatrixMixer):
         self.norm = RMSNorm(self.head_value_width)
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
-        q, k, v = (heads(layer(tokens.x), self.n_head) for layer in (self.q, self.k, self.v))
+        q, k = (heads(layer(tokens.x), self.n_head, self.head_key_width) for layer in (self.q, self.k))
+        v = heads(self.v(tokens.x), self.n_head, self.head_value_width)
         steps = Steps(self.feature_q(q) * self.head_key_width**-0.5, self.feature_k(k), v)
         o, states = self.recur(steps, tokens, past)
         return MixResult(self.o(self.norm(o).flatten(2)), states)

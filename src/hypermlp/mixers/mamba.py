@@ -16,11 +16,22 @@ from torch import nn
 from hypermlp import ops
 from hypermlp.config import TAPS
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import ShortConv, first_steps, head_width, init_linears
+from hypermlp.mixers.parts import ShortConv, first_steps, head_width, init_linears, whole
 from hypermlp.mixers.recurrent import MixResult, Past, RecurrentMixer
 from hypermlp.ops.scan import selective_scan
 
 STATE = 16  # N
+
+
+class StepSizes(nn.Linear):
+    """W x + b, of which Δ is the softplus. Hosts that make all biases zero see the mark _no_reinit, as in Mamba's own code."""
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        bound = self.in_features**-0.5
+        self.weight.uniform_(-bound, bound)
+        self.bias.copy_(first_steps(self.out_features))
+        self.bias._no_reinit = True  # type: ignore[attr-defined]
 
 
 class Mamba(RecurrentMixer):
@@ -37,11 +48,10 @@ class Mamba(RecurrentMixer):
         inner, self.rank = self.conv_width, math.ceil(width / 16)
         self.into = nn.Linear(width, 2 * inner, bias=False)
         self.select = nn.Linear(inner, self.rank + 2 * STATE, bias=False)
-        self.delta, self.o = nn.Linear(self.rank, inner), nn.Linear(inner, width, bias=False)
+        self.delta, self.o = StepSizes(self.rank, inner), nn.Linear(inner, width, bias=False)
         init_linears(self)
         self.conv = ShortConv(inner, self.taps, bias=True)
-        nn.init.uniform_(self.delta.weight, -(self.rank**-0.5), self.rank**-0.5)
-        self.delta.bias.data.copy_(first_steps(inner))
+        self.delta.reset_parameters()
         self.A_log = nn.Parameter(torch.arange(1.0, STATE + 1).log().repeat(inner, 1))
         self.D = nn.Parameter(torch.ones(inner))
 
@@ -49,10 +59,10 @@ class Mamba(RecurrentMixer):
         return {"h": (STATE, self.conv_width)}
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
-        conv_inputs, gate = self.into(tokens.x).chunk(2, dim=-1)
+        conv_inputs, gate = whole(self.into(tokens.x), 2 * self.conv_width).chunk(2, dim=-1)
         x = self.conv(conv_inputs, tokens, past.history)
-        low, B, C = self.select(x).split([self.rank, STATE, STATE], dim=-1)
-        delta, A = F.softplus(self.delta(low)), -self.A_log.exp()
+        low, B, C = whole(self.select(x), self.rank + 2 * STATE).split([self.rank, STATE, STATE], dim=-1)
+        delta, A = F.softplus(whole(self.delta(low), self.conv_width)), -self.A_log.exp()
         impl = ops.resolve("auto", x)
         borders = {"begins": tokens.begins, "padding": tokens.padding}
         y, last = selective_scan(x, delta, A, B, C, past.get("h"), **borders, impl=impl)

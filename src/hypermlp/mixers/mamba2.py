@@ -13,7 +13,7 @@ from torch import nn
 
 from hypermlp.config import TAPS
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears
+from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, whole
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 
@@ -47,10 +47,12 @@ class Mamba2(MatrixMixer):
         self.norm = RMSNorm(self.inner)
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
-        gate, conv_inputs, delta = self.into(tokens.x).split([self.inner, self.conv_width, self.n_head], dim=-1)
+        made = whole(self.into(tokens.x), self.inner + self.conv_width + self.n_head)
+        gate, conv_inputs, delta = made.split([self.inner, self.conv_width, self.n_head], dim=-1)
         mixed = self.conv(conv_inputs, tokens, past.history)
         x, B, C = mixed.split([self.inner, self.head_key_width, self.head_key_width], dim=-1)
-        x = heads(F.pad(x, (0, self.n_head * self.head_value_width - self.inner)), self.n_head)  # B T H P
+        H, P = self.n_head, self.head_value_width
+        x = heads(F.pad(x, (0, H * P - self.inner)), H, P)  # B T H P
         delta = F.softplus(delta + self.delta_bias)  # B T H
         q, k = (t[:, :, None].expand(-1, -1, self.n_head, -1) for t in (C, B))
         steps = Steps(q, k, delta[..., None] * x, -delta * self.A_log.exp())

@@ -25,14 +25,15 @@ SHORTEST, LONGEST = 1e-3, 0.1  # steps Δ that a layer begins with
 class CausalConv(nn.Module):
     """Parameters of a depthwise causal convolution along time, newest tap last; ops.pointwise.convs applies both at once."""
 
-    def __init__(self, width: int, taps: int) -> None:
+    def __init__(self, width: int, taps: int, init: Init = "paper") -> None:
         super().__init__()
+        self.init = init
         self.weight = nn.Parameter(torch.empty(width, taps))
 
     @torch.no_grad()
-    def reset_parameters(self, init: Init, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """N(0, 0.02²) for "paper"; for "decays" uniform within ±1/√taps, as torch's depthwise Conv1d begins."""
-        if init == "paper":
+        if self.init == "paper":
             self.weight.normal_(0, INIT_STD, generator=generator)
         else:
             bound = self.weight.shape[1] ** -0.5
@@ -49,8 +50,15 @@ class ShortConv(nn.Module):
     def __init__(self, width: int, taps: int = TAPS, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, taps))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-        nn.init.uniform_(self.weight, -(taps**-0.5), taps**-0.5)  # as torch's Conv1d begins
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As torch's Conv1d begins, but without a bias."""
+        bound = self.weight.shape[1] ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor, tokens: Tokens, history: Tensor | None) -> Tensor:
         y = plain.conv(x, self.weight, tokens.position if tokens.packed else None, history)
@@ -64,13 +72,31 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.weight.shape, eps=NORM_EPS) * self.weight
 
 
-def heads(x: Tensor, n_head: int) -> Tensor:
-    """B T H*K → B T H K."""
-    return x.unflatten(-1, (n_head, -1))
+def whole(x: Tensor, width: int) -> Tensor:
+    """x (… width), as a projection gives it; another width is refused, since half of it would still divide into heads."""
+    if x.shape[-1] != width:
+        raise ValueError(
+            f"a projection gives {x.shape[-1]} numbers per token, and this layer was made for {width}: make a layer of the "
+            "width that is meant, and leave its projections out of pruning and tensor parallel plans (fully_shard divides them)"
+        )
+    return x
+
+
+def heads(x: Tensor, n_head: int, width: int) -> Tensor:
+    """B T H*K → B T H K, for K = width."""
+    return whole(x, n_head * width).unflatten(-1, (n_head, width))
+
+
+def gated(y: Tensor, gate: Tensor) -> Tensor:
+    """y ⊙ silu(gate)."""
+    return y * F.silu(whole(gate, y.shape[-1]))
 
 
 def unit(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import divisible
 from hypermlp.mixers.base import Mixer, Tokens
-from hypermlp.mixers.parts import ShortConv, head_width, heads, init_linears, unit
+from hypermlp.mixers.parts import ShortConv, head_width, heads, init_linears, unit, whole
 from hypermlp.ops.path import CHUNK, PathInputs, meet, path_attention
 from hypermlp.ops.types import compute_dtype
 
@@ -50,11 +50,12 @@ class PathAttention(Mixer):
         """Queries, keys, values and reflections; conv_inputs (B T C) are what the directions are made from."""
         x, H = tokens.x, self.n_head
         exact = compute_dtype(x.dtype)
-        w = unit(heads(self.conv(conv_inputs, tokens, history), H).to(exact))
-        beta = 2 * torch.sigmoid(self.beta(x).to(exact))
+        K, V = self.head_key_width, self.head_value_width
+        w = unit(heads(self.conv(whole(conv_inputs, H * K), tokens, history), H, K).to(exact))
+        beta = 2 * torch.sigmoid(whole(self.beta(x), H).to(exact))
         if tokens.padding is not None:
             beta = beta.masked_fill(tokens.padding[..., None], 0)
-        return PathInputs(heads(self.q(x), H), heads(self.k(x), H), heads(self.v(x), H), w, beta)
+        return PathInputs(heads(self.q(x), H, K), heads(self.k(x), H, K), heads(self.v(x), H, V), w, beta)
 
     def _continue(self, tokens: Tokens, cache: Cache) -> Tensor:
         """Each new chunk attends to the cached keys as they are, then rotates them."""

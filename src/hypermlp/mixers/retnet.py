@@ -8,14 +8,13 @@ Letters: B batch, T time, C width, H heads, K and V widths of a head.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from hypermlp.checks import divisible
 from hypermlp.config import ROPE_BASE
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
+from hypermlp.mixers.parts import RMSNorm, gated, head_width, heads, init_linears
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 from hypermlp.ops.types import compute_dtype
@@ -42,10 +41,11 @@ class RetNet(MatrixMixer):
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
-        q, k, v = (heads(layer(x), self.n_head) for layer in (self.q, self.k, self.v))
+        q, k = (heads(layer(x), self.n_head, self.head_key_width) for layer in (self.q, self.k))
+        v = heads(self.v(x), self.n_head, self.head_value_width)
         angle = rotary.angles(tokens.position, self.head_key_width, ROPE_BASE).repeat_interleave(2, dim=-1)
         q, k = rotary.rotate(q * self.head_key_width**-0.5, angle), rotary.rotate(k, angle)
         head = torch.arange(self.n_head, device=x.device, dtype=compute_dtype(x.dtype))
         g = torch.log1p(-torch.exp2(-5 - head)).expand(*x.shape[:2], -1)  # B T H
         o, states = self.recur(Steps(q, k, v, g), tokens, past)
-        return MixResult(self.o(self.norm(o).flatten(2) * F.silu(self.gate(x))), states)
+        return MixResult(self.o(gated(self.norm(o).flatten(2), self.gate(x))), states)

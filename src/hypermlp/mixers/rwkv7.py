@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hypermlp.checks import divisible
 from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import NORM_EPS, head_width, heads, init_linears, unit
+from hypermlp.mixers.parts import NORM_EPS, head_width, heads, init_linears, unit, whole
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops import plain
 from hypermlp.ops.recurrence import Steps
@@ -23,6 +23,21 @@ from hypermlp.ops.recurrence import Steps
 DECAY_LIMIT = 0.6065306597126334  # e^{−1/2}: no channel forgets faster than e to minus this
 # The inputs that mix in the previous token, and the power of the channel index in their initialisation.
 SHIFTS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
+
+
+class Decays(nn.Linear):
+    """W x + b, from which the decays w are made: at first memories from long to short. Hosts that make all biases zero see the
+    mark _no_reinit."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.spread_bias()
+
+    @torch.no_grad()
+    def spread_bias(self) -> None:
+        place = torch.arange(self.out_features) / max(1, self.out_features - 1)
+        self.bias.copy_(-6.5 + 5 * place**0.85)
+        self.bias._no_reinit = True  # type: ignore[attr-defined]
 
 
 class RWKV7(MatrixMixer):
@@ -46,8 +61,8 @@ class RWKV7(MatrixMixer):
         self.r, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.v, self.o = nn.Linear(width, value_width, bias=False), nn.Linear(value_width, width, bias=False)
         rank = 8 * max(1, round(2.5 * width**0.5 / 8))
-        decay = nn.Linear(rank, width)
-        self.w = nn.Sequential(nn.Linear(width, rank, bias=False), nn.Tanh(), decay)
+        decays = Decays(rank, width)
+        self.w = nn.Sequential(nn.Linear(width, rank, bias=False), nn.Tanh(), decays)
         self.a = nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width))
         self.g = nn.Sequential(
             nn.Linear(width, 2 * rank, bias=False), nn.Sigmoid(), nn.Linear(2 * rank, value_width, bias=False)
@@ -59,23 +74,25 @@ class RWKV7(MatrixMixer):
         with torch.no_grad():
             place = torch.arange(width) / max(1, width - 1)
             self.shift.copy_(torch.stack([1 - place**power for power in SHIFTS.values()]))
-            decay.bias.copy_(-6.5 + 5 * place**0.85)  # memories from long to short
+            decays.spread_bias()
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
         change = previous(tokens, past.history) - x
         mixed = {name: x + change * shift for name, shift in zip(SHIFTS, self.shift, strict=True)}
-        w = -DECAY_LIMIT * torch.sigmoid(self.w(mixed["w"]))
-        alpha = torch.sigmoid(self.a(mixed["a"]))
-        k = self.k(mixed["k"])
-        kappa = unit(heads(k * self.remove_scale, self.n_head))
+        H, C = self.n_head, self.width
+        w = -DECAY_LIMIT * torch.sigmoid(whole(self.w(mixed["w"]), C))
+        alpha = torch.sigmoid(whole(self.a(mixed["a"]), C))
+        k = whole(self.k(mixed["k"]), C)
+        kappa = unit(heads(k * self.remove_scale, H, C // H))
         k = k * (1 + (alpha - 1) * self.write_scale)
         alpha = alpha * (1 + w.exp()) if self.negative else alpha
-        r, k, v, w, alpha = (heads(t, self.n_head) for t in (self.r(mixed["r"]), k, self.v(mixed["v"]), w, alpha))
+        r, k, w, alpha = (heads(t, H, C // H) for t in (self.r(mixed["r"]), k, w, alpha))
+        v = heads(self.v(mixed["v"]), H, self.head_value_width)
         steps = Steps(r, k, v, w, -kappa, kappa * alpha)
         o, states = self.recur(steps, tokens, past)
         o = self.norm(o.flatten(0, 1).flatten(1)).view_as(o) + (r * k * self.bonus).sum(-1, keepdim=True) * v
-        return MixResult(self.o(o.flatten(2) * self.g(mixed["g"])), states)
+        return MixResult(self.o(o.flatten(2) * whole(self.g(mixed["g"]), self.value_width)), states)
 
 
 def previous(tokens: Tokens, history: Tensor | None) -> Tensor:

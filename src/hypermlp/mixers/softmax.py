@@ -21,7 +21,7 @@ from hypermlp.mixers.base import Mixer, Tokens, visible_slots
 from hypermlp.mixers.modules import join_linears
 from hypermlp.mixers.parts import CausalConv, RMSNorm
 from hypermlp.ops import pointwise
-from hypermlp.ops.observer import transform
+from hypermlp.ops.observer import ordinary, transform
 from hypermlp.ops.types import by_document
 
 
@@ -40,6 +40,8 @@ class SoftmaxAttention(Mixer):
     qk_rank and vo_rank are widths over all heads (None: the layer's width). use_qk_norm normalises queries and keys in every
     head before they are rotated (Henry et al., 2020). init is how the convolutions begin.
     """
+
+    splits_by_head = True
 
     def __init__(
         self,
@@ -68,15 +70,15 @@ class SoftmaxAttention(Mixer):
         self.use_rope, self.rope_base = use_rope, rope_base
         self.q, self.k = nn.Linear(width, qk_rank, bias=False), nn.Linear(width, qk_rank, bias=False)
         self.v, self.o = nn.Linear(width, vo_rank, bias=False), nn.Linear(vo_rank, width, bias=False)
-        self.conv_k = CausalConv(width, TAPS) if use_kv_conv else None
-        self.conv_v = CausalConv(width, TAPS) if use_kv_conv else None
+        self.conv_k = CausalConv(width, TAPS, init) if use_kv_conv else None
+        self.conv_v = CausalConv(width, TAPS, init) if use_kv_conv else None
         self.gate_qk = nn.Linear(width, qk_rank) if use_qk_gate else None
         self.gate_vo = nn.Linear(width, vo_rank) if use_vo_gate else None
         self.norm_q = RMSNorm(qk_rank // n_head) if use_qk_norm else None
         self.norm_k = RMSNorm(qk_rank // n_head) if use_qk_norm else None
         for module in (m for m in self.modules() if isinstance(m, (nn.Linear, CausalConv))):
             if isinstance(module, CausalConv):
-                module.reset_parameters(init)
+                module.reset_parameters()
                 continue
             nn.init.normal_(module.weight, 0, INIT_STD)
             if module.bias is not None:
@@ -86,6 +88,11 @@ class SoftmaxAttention(Mixer):
         impl = self._pointwise_impl(tokens.x)
         q, k, v, gate_vo = self.project(tokens, None if cache is None else cache.history(), impl)
         if cache is not None:
+            if k.shape[2] != self.n_head:
+                raise ValueError(
+                    f"this layer computes {k.shape[2]} of {self.n_head} heads here, and a cache is made for all of them: "
+                    "generate with use_cache=False, or without tensor parallelism"
+                )
             slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts())
             o = attend(q, slots["k"].to(q.dtype), slots["v"].to(q.dtype), spans)
         elif tokens.packed:
@@ -101,14 +108,19 @@ class SoftmaxAttention(Mixer):
     def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
         """Queries, keys, values and gates; `history` (B W−1 C) are the inputs before them, for the convolutions."""
         made = self._linears(tokens, history, impl)
-        q, k, v = (made[name].unflatten(-1, (self.n_head, -1)) for name in "qkv")  # B T H K, B T H K, B T H V
+        K, V = self.qk_rank // self.n_head, self.vo_rank // self.n_head
+        q, k, v = (whole_heads(made[name], width) for name, width in (("q", K), ("k", K), ("v", V)))  # B T H K or V
+        if not q.shape[2] == k.shape[2] == v.shape[2]:
+            raise ValueError(
+                f"q, k and v have {q.shape[2]}, {k.shape[2]} and {v.shape[2]} heads: split or prune all of them in the same way"
+            )
         if self.norm_q is not None and self.norm_k is not None:
             q, k = self.norm_q(q), self.norm_k(k)
         if self.use_rope:
             angle = rotary.angles(tokens.position, q.shape[-1], self.rope_base).repeat_interleave(2, dim=-1)
             q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
         if "gate_qk" in made:
-            q = pointwise.gate(q.flatten(2), made["gate_qk"], impl=impl).unflatten(-1, (self.n_head, -1))
+            q = pointwise.gate(q.flatten(2), made["gate_qk"], impl=impl).unflatten(-1, (-1, K))
         return Projected(q, k, v, made.get("gate_vo"))
 
     def _pointwise_impl(self, x: Tensor) -> str:
@@ -138,6 +150,15 @@ class SoftmaxAttention(Mixer):
         return CacheSpec(slots=slots, taps=1 if self.conv_k is None else TAPS, width=self.width, rewind=32)
 
 
+def whole_heads(x: Tensor, width: int) -> Tensor:
+    """B T H*K → B T H K, for K = width and as many heads as there are: fewer where projections are split or pruned by heads."""
+    if x.shape[-1] % width:
+        raise ValueError(
+            f"a projection gives {x.shape[-1]} numbers per token, and heads are {width} wide: split or prune it by whole heads"
+        )
+    return x.unflatten(-1, (-1, width))
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, spans: Tensor | None = None) -> Tensor:
     """softmax(q kᵀ / √K) v over the slots up to each row's own: q (B T H K), k (B S H K), v (B S H V) to o (B T H V)."""
     T, S, K, V = q.shape[1], k.shape[1], k.shape[-1], v.shape[-1]
@@ -147,7 +168,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spans: Tensor | None = None) -> Tens
     visible = visible_slots(q, S, spans)[:, None] if spans is not None or (not whole and T > 1) else None
     # The fused kernels take one width alone. Zeros change nothing, and without the kernel there would be a T × S matrix.
     q, k, v = (F.pad(t, (0, max(K, V) - t.shape[-1])) if K != V else t for t in (q, k, v))
-    with plain_attention() if transform() is not None else nullcontext():
+    with nullcontext() if transform() is None and ordinary(q) else plain_attention():
         o = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -160,7 +181,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spans: Tensor | None = None) -> Tens
 
 
 def plain_attention() -> AbstractContextManager[None]:
-    """Attention in plain steps, since the fused kernels have first derivatives in reverse mode only."""
+    """Attention in plain steps: fused kernels know no distributed tensors, and first derivatives in reverse mode only."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     return sdpa_kernel(SDPBackend.MATH)

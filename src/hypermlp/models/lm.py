@@ -171,12 +171,19 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config.build_mixer(name), config.inner, config.style) for name in config.mixers)
         self.norm = (nn.RMSNorm if config.style == "llama" else nn.LayerNorm)(config.width)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
-        self.reset_parameters()
+        self._init_around_mixers()
         if config.tied:
             self.head.weight = self.embedding.weight
 
     def reset_parameters(self) -> None:
-        """Weights around the mixers from N(0, 0.02²), biases zero; mixers have initialised themselves."""
+        """Begin again as a new model does; a model made on the meta device needs to_empty first."""
+        for module in self.modules():
+            if isinstance(module, (Mixer, nn.RMSNorm, nn.LayerNorm)):
+                module.reset_parameters()
+        self._init_around_mixers()
+
+    def _init_around_mixers(self) -> None:
+        """Weights from N(0, 0.02²), biases zero; mixers have initialised themselves."""
         around: list[nn.Module] = [self.embedding, self.head, *([] if self.positions is None else [self.positions])]
         for block in self.blocks:
             assert isinstance(block, Block)

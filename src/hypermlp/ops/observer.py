@@ -39,6 +39,11 @@ def is_traced() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
 
 
+def is_recorded() -> bool:
+    """Whether torch.export or torch.jit.trace makes a graph that others run, of lengths that are not known yet."""
+    return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
+
+
 def ordinary(*tensors: Tensor | None) -> bool:
     """Whether operators with code of their own may take these tensors: a subclass need not have its numbers in memory."""
     return is_traced() or all(t is None or type(t) in ORDINARY for t in tensors)

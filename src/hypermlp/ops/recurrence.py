@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp.ops import foreign
-from hypermlp.ops.observer import transform
+from hypermlp.ops.observer import is_recorded, transform
 from hypermlp.ops.registered import gradients_with_graph
 from hypermlp.ops.types import compute_dtype, no_autocast
 
@@ -57,7 +57,7 @@ def recurrence(
     exact = Steps._make(None if t is None else t.to(compute_dtype(dtype)) for t in steps)
     with no_autocast(steps.q):
         own = isolate(exact, begins, padding)
-        if torch.compiler.is_exporting():
+        if is_recorded():
             o, state = recurrence_op(*own[:-1], state)
         else:
             o, state = (run if transform() is None else step_by_step)(own, state)
@@ -72,7 +72,7 @@ def run(steps: Steps, state: Tensor | None) -> tuple[Tensor, Tensor]:
 def recurrence_op(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, a: Tensor | None, b: Tensor | None, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """One node of an exported graph, since the loop over the chunks depends on the length. For inference."""
+    """One node of an exported or traced graph, since the loop over the chunks depends on the length. For inference."""
     o, last = run(Steps(q, k, v, g, a, b), state)
     return o.contiguous(), last.clone()
 

@@ -6,6 +6,7 @@ Letters: B batch, T time, C width.
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,12 @@ class HyperBlock(Block, GradientCheckpointingLayer):
 
     def forward(self, x: Tensor, *, past: HyperCache | None = None, layer: int = 0, **options: Any) -> Tensor:
         assert isinstance(self.mixer, Mixer)
-        cache = None if past is None else past.layer(layer, self.mixer, x)
-        return super().forward(x, cache=cache, **options)
+        if past is None:
+            return super().forward(x, **options)
+        if past.waits:
+            past.read_later(partial(self, **options), self.mixer, x)
+            return super().forward(x, **options)
+        return super().forward(x, cache=past.layer(layer, self.mixer, x), **options)
 
 
 class HyperPreTrainedModel(PreTrainedModel):
@@ -145,9 +150,10 @@ class HyperModel(HyperPreTrainedModel):
             attention_mask: (B T, with a cache B past+T), nonzero = real token; padding changes nothing, wherever it lies.
             position_ids: (B T) or (1 T). Where positions restart a document begins, and each is computed as if alone
                 (padding-free batches). With a cache, positions follow from what it has seen.
-            past_key_values: a HyperCache, see generation_cache. A cached forward records no gradients.
-            use_cache: return a cache; by default config.use_cache where no gradients are recorded. None is made in training
-                and for packed documents.
+            past_key_values: a HyperCache, see generation_cache. Gradients pass through the first tokens that it is given, and
+                are refused for later ones.
+            use_cache: return a cache; by default config.use_cache. None is made while gradient checkpointing trains, for packed
+                documents, and by default in a compiled graph.
             output_hidden_states: also return the input of every block and the output of the model.
             cu_seq_lens_q: borders of the documents in all rows laid end to end, [0, …, B*T], as data collators give them; saves
                 looking at position_ids.
@@ -225,9 +231,10 @@ class HyperModel(HyperPreTrainedModel):
             if self.training and self.gradient_checkpointing:
                 raise ValueError("a cache cannot be used while gradient checkpointing trains: call model.eval() first")
             return given
-        by_default = self.config.use_cache and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        by_default = self.config.use_cache and not torch.compiler.is_compiling()
         wanted = by_default and self.has_cache if use_cache is None else use_cache
-        return self.generation_cache() if wanted and not self.training and documents is None else None
+        checkpointed = self.training and self.gradient_checkpointing
+        return self.generation_cache() if wanted and not checkpointed and documents is None else None
 
     def _places(
         self, x: Tensor, mask: Tensor | None, position: Tensor | None, cu_seqlens: Tensor | None, past: HyperCache | None
