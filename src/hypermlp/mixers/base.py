@@ -31,6 +31,7 @@ from hypermlp.cache import Cache, CacheSpec
 from hypermlp.ops.observer import is_traced, transform
 from hypermlp.ops.types import row_tables
 
+Bounds = Tensor | Sequence[int] | None  # of documents packed into a row
 COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # types of numbers, not of codes
 
 
@@ -61,12 +62,7 @@ class Mixer(nn.Module, ABC):
         """What new_cache allocates."""
 
     def forward(
-        self,
-        x: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | Sequence[int] | None = None,
-        cache: Cache | None = None,
+        self, x: Tensor, *, attention_mask: Tensor | None = None, cu_seqlens: Bounds = None, cache: Cache | None = None
     ) -> Tensor:
         """y (B T C) for x (B T C).
 
@@ -90,11 +86,7 @@ class Mixer(nn.Module, ABC):
             raise ValueError(f"{change} ({error})") from error
 
     def prepare(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | Sequence[int] | None = None,
-        cache: Cache | None = None,
+        self, x: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Bounds = None, cache: Cache | None = None
     ) -> Tokens:
         """The arguments of forward, checked, with padding removed and documents marked."""
         cu_seqlens = as_bounds(cu_seqlens, x)
@@ -285,7 +277,7 @@ def visible_slots(rows: Tensor, slots: int, spans: Tensor | None) -> Tensor:
     return (slot >= start[..., None]) & (slot <= position[..., None].clamp(min=0))
 
 
-def as_bounds(bounds: Tensor | Sequence[int] | None, x: Tensor) -> Tensor | None:
+def as_bounds(bounds: Bounds, x: Tensor) -> Tensor | None:
     """cu_seqlens as a tensor beside x."""
     if bounds is None or isinstance(bounds, Tensor):
         return bounds
@@ -317,11 +309,7 @@ def refuse_tensor_parallel(mixer: nn.Module) -> None:
 
 
 def check_input(
-    x: Tensor,
-    width: int,
-    like: Tensor | None,
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
+    x: Tensor, width: int, like: Tensor | None, attention_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
 ) -> None:
     """Raise a ValueError, with a remedy, for inputs that a mixer of this width, with parameters like `like`, cannot take."""
     if not isinstance(x, Tensor):

@@ -5,9 +5,9 @@ Letters: B batch, T time, C width, H heads, G routing heads (2H for GLU), K and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from hypermlp import ops
 from hypermlp.cache import Cache, CacheSpec
-from hypermlp.config import INIT_STD, HyperGLUConfig, Init
+from hypermlp.config import INIT_STD, HyperGLUConfig
 from hypermlp.mixers import fast, rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
-from hypermlp.mixers.base import Mixer, Tokens
+from hypermlp.mixers.base import Bounds, Mixer, Tokens
 from hypermlp.mixers.modules import known
 from hypermlp.mixers.parts import CausalConv, decay_bank, heads, whole
 from hypermlp.mixers.route import Route, choose_route
@@ -30,26 +30,14 @@ from hypermlp.ops.parameters import LayerParameters, LayerShape
 class SequenceMixing(nn.Module):
     """Parameters of R(x_t) = D + A Diag(s_t) Bᵀ for all heads; lag ℓ is at index L−1−ℓ."""
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        length: int,
-        rank: int,
-        *,
-        per_head: bool,
-        diag: bool,
-        shortcut: bool,
-        init_std: float,
-        init: Init,
-    ) -> None:
+    def __init__(self, config: HyperGLUConfig, op: Literal["op1", "op2"], heads: int) -> None:
         super().__init__()
-        sets = heads if per_head else 1
-        self.heads, self.shortcut, self.init_std, self.init = heads, shortcut, init_std, init
-        self.A = nn.Parameter(torch.empty(sets, length, rank))
-        self.B = nn.Parameter(torch.empty(sets, length, rank))
-        self.diag = nn.Parameter(torch.empty(sets, length)) if diag else None
-        self.control = nn.Linear(width, heads * rank)
+        options = {name.removeprefix(f"{op}_"): value for name, value in config.to_dict().items()}
+        sets, L, R = heads if options["per_head"] else 1, config.block_size, options["rank"]
+        self.heads, self.shortcut, self.init_std, self.init = heads, options["shortcut"], options["init_std"], config.init
+        self.A, self.B = nn.Parameter(torch.empty(sets, L, R)), nn.Parameter(torch.empty(sets, L, R))
+        self.diag = nn.Parameter(torch.empty(sets, L)) if options["use_diag"] else None
+        self.control = nn.Linear(config.n_embd, heads * R)
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -112,8 +100,8 @@ class HyperGLU(Mixer):
         self.conv_v = CausalConv(C, config.conv_kernel_size, config.init) if config.use_kv_conv else None
         self.gate_qk = nn.Linear(C, config.qk_rank) if config.use_qk_gate else None
         self.gate_vo = nn.Linear(C, config.vo_rank) if config.use_vo_gate else None
-        self.op1 = self._sequence_mixing("op1", config.routing_heads) if config.use_op1 else None
-        self.op2 = self._sequence_mixing("op2", config.n_head) if config.use_op2 else None
+        self.op1 = SequenceMixing(config, "op1", config.routing_heads) if config.use_op1 else None
+        self.op2 = SequenceMixing(config, "op2", config.n_head) if config.use_op2 else None
         self.spec = ops.Spec(
             kind=config.attn_kind,
             norm=config.attn_norm,
@@ -123,22 +111,6 @@ class HyperGLU(Mixer):
             eps=config.norm_eps,
         )
         self.reset_parameters()
-
-    def _sequence_mixing(self, op: str, heads: int) -> SequenceMixing:
-        def get(name: str) -> object:
-            return getattr(self.config, f"{op}_{name}")
-
-        return SequenceMixing(
-            self.config.n_embd,
-            heads,
-            self.config.block_size,
-            getattr(self.config, f"{op}_rank"),
-            per_head=bool(get("per_head")),
-            diag=bool(get("use_diag")),
-            shortcut=bool(get("shortcut")),
-            init_std=getattr(self.config, f"{op}_init_std"),
-            init=self.config.init,
-        )
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -159,7 +131,7 @@ class HyperGLU(Mixer):
         x: Tensor,
         *,
         attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | Sequence[int] | None = None,
+        cu_seqlens: Bounds = None,
         cache: Cache | None = None,
         impl: str | None = None,
         chunk_T: int | None = None,
@@ -194,23 +166,18 @@ class HyperGLU(Mixer):
         call = self.arrange(tokens, cache, p.q, p.k, p.v, p.routing, p.reading, chunk)
         return self.read_out(dispatch.compute(route.impl, call), p.gate_vo, route.impl)
 
-    def explain(
-        self,
-        x: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | Sequence[int] | None = None,
-        cache: Cache | None = None,
-        impl: str | None = None,
-    ) -> Route:
+    def explain(self, x: Tensor, *, cache: Cache | None = None, impl: str | None = None, **given: Any) -> Route:
         """Which way a call with these arguments takes through the layer, and why; nothing is computed.
+
+        Args:
+            x, cache, impl: as in forward.
+            given: attention_mask or cu_seqlens, as in forward.
 
         >>> layer = HyperGLU(n_embd=64, n_head=2, block_size=128)
         >>> layer.explain(torch.randn(2, 100, 64), impl="dense").kind
         'modules'
         """
-        tokens = self.prepare(x, attention_mask, cu_seqlens, cache)
-        return choose_route(self, tokens, cache, impl)
+        return choose_route(self, self.prepare(x, cache=cache, **given), cache, impl)
 
     def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
         """Queries, keys, values, gates and controls; `history` (B W−1 C) are the inputs before them, for the convolutions."""

@@ -60,7 +60,12 @@ RANK = HyperGLUConfig.op1_rank  # of mixing, as published
 WHOSE_RANKS = "NAME@RANK is for labels with q and temporal mixing and for HyperGLU, such as G-cg-q-12o@8"
 NO_LAG = "place layout: a parameter of R1 and R2 belongs to a place in the input, so there is no cache and no longer input"
 # Any of the right letters in any order, to say what is wrong with them.
-LETTERS = re.compile(r"([SRG])(?:-([pcg]+))?(?:-([qv]+))?(?:-([12]*)(o*))?(!?)", re.IGNORECASE)
+LETTERS = re.compile(r"[SRG](-[pcg]+)?(-[qv]+)?(-[12]*o*)?!?", re.IGNORECASE)
+# Letter → the field of Label that it stands for.
+FIELDS = {
+    **{"p": "rope", "c": "conv", "g": "gate", "q": "compress_qk", "v": "compress_vo"},
+    **{"1": "mix1", "2": "mix2", "o": "lag", "!": "over"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +110,8 @@ class Label:
             raise ValueError(WHOSE_RANKS)
 
     def __str__(self) -> str:
-        feat = "p" * self.rope + "c" * self.conv + "g" * self.gate
-        rank = "q" * self.compress_qk + "v" * self.compress_vo
-        mixing = "1" * self.mix1 + "2" * self.mix2 + "o" * self.lag
-        name = "-".join(part for part in (self.base, feat, rank, mixing) if part) + "!" * self.over
+        feat, rank, mixing, over = ("".join(x for x in part if getattr(self, FIELDS[x])) for part in ("pcg", "qv", "12o", "!"))
+        name = "-".join(part for part in (self.base, feat, rank, mixing) if part) + over
         return name if self.rank is None else f"{name}@{self.rank}"
 
     @property
@@ -130,10 +133,10 @@ class Label:
                 raise ValueError(f"{text!r}: {WHOSE_RANKS}")
             return replace(cls.parse(name), rank=int(rank))
         reason, meant = "", {alias.lower(): name for name, alias in ALIASES.items()}.get(text.lower())
-        found = LETTERS.fullmatch(text)
-        if found is not None:
+        if LETTERS.fullmatch(text):
+            letters: dict[str, Any] = {field: letter in text[1:].lower() for letter, field in FIELDS.items()}
             try:
-                label = cls(**fields(*found.groups(default="")))
+                label = cls(base=text[0].upper(), **letters)
             except ValueError as error:
                 reason = str(error)
             else:
@@ -154,27 +157,14 @@ def shares_ranks(name: str) -> bool:
     return is_meant(name) and "@" not in name and Label.parse(name).shares_ranks
 
 
-def fields(base: str, feat: str, rank: str, mixing: str, lag: str, over: str) -> dict[str, Any]:
-    feat, rank = feat.lower(), rank.lower()
-    features = {"rope": "p" in feat, "conv": "c" in feat, "gate": "g" in feat}
-    ranks = {"compress_qk": "q" in rank, "compress_vo": "v" in rank}
-    return (
-        {"base": base.upper()}
-        | features
-        | ranks
-        | {"mix1": "1" in mixing, "mix2": "2" in mixing, "lag": bool(lag), "over": bool(over)}
-    )
-
-
 @cache
 def every_label() -> tuple[Label, ...]:
     """All legal labels, the plain ones first."""
     found = []
-    names = ("over", "lag", "mix2", "mix1", "compress_vo", "compress_qk", "gate", "conv", "rope")
     for base in "SRG":
-        for values in product((False, True), repeat=len(names)):
+        for values in product((False, True), repeat=len(FIELDS)):
             try:
-                found.append(Label(base=base, **dict(zip(names, values, strict=True))))
+                found.append(Label(base=base, **dict(zip(reversed(FIELDS.values()), values, strict=True))))
             except ValueError:
                 continue
     return tuple(found)
@@ -252,24 +242,12 @@ def build(
     return HyperGLU(config)
 
 
-COMPONENTS = {
-    "q": "q",
-    "k": "k",
-    "v": "v",
-    "o": "o",
-    "conv_k": "convolutions",
-    "conv_v": "convolutions",
-    "gate_qk": "gates",
-    "gate_vo": "gates",
-    "op1.A": "R1 factors",
-    "op1.B": "R1 factors",
-    "op1.diag": "R1 diagonal",
-    "op1.control": "R1 controls",
-    "op2.A": "R2 factors",
-    "op2.B": "R2 factors",
-    "op2.diag": "R2 diagonal",
-    "op2.control": "R2 controls",
-}
+OF_MIXING = {"A": "factors", "B": "factors", "diag": "diagonal", "control": "controls"}
+COMPONENTS = (
+    {name: name for name in "qkvo"}
+    | {"conv_k": "convolutions", "conv_v": "convolutions", "gate_qk": "gates", "gate_vo": "gates"}
+    | {f"op{n}.{part}": f"R{n} {what}" for n in (1, 2) for part, what in OF_MIXING.items()}
+)
 
 
 def count_by_component(mixer: nn.Module) -> dict[str, int]:

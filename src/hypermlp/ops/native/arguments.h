@@ -106,13 +106,11 @@ struct hm_project_args {
     hm_parameters gradients;
 };
 
-// A whole layer on plain sequences: hm_project_args, hm_args and the gated readout. C, H*V and all widths are whole panels.
+// A whole layer on plain sequences: hm_project_args, hm_args and the gated readout. C, H*V and all widths are whole panels. `mix`
+// holds sizes and choices; the kernel adds the tensors and spans.
 struct hm_layer_args {
-    i64 B, T, C, W, H, G, K, V, R1, R2, L;
-    i64 act, norm, shortcut1, shortcut2;
-    double eps;
-    i64 nthreads;
-    void *parallel;
+    hm_args mix;
+    i64 C, W;
     hm_parameters parameters;
     const float *x;              // (B,T,C)
     float *kept;                 // written by forward, read by backward

@@ -209,26 +209,17 @@ struct Schedule {
         auto unit_begins = [&](i64 k) { return k % per_head == 0 || P.strips[k % per_head].b != P.strips[k % per_head - 1].b; };
         double total = 0.0;
         for (const Strip &s : P.strips) total += s.cost() * (double)P.p.H;
-        double share = total / (double)nw, sum = 0.0, best = 1e300;
+        double share = total / (double)nw;
+        std::vector<double> before{0.0};  // cost of all items before each
+        for (i64 k = 0; k < items; k++) before.push_back(before[k] + P.strips[k % per_head].cost());
         std::vector<i64> cut{0};
-        i64 k = 0, unit_cut = 0;
         // Cut at the item nearest to the even share, or at the start of a unit if one is nearly as near: no copy then.
         for (i64 w = 1; w < nw; w++) {
-            double target = share * (double)w;
-            best = 1e300;
-            double before = sum;
-            i64 j = k;
-            for (double at_j = before; j < items; j++) {
-                if (unit_begins(j) && std::fabs(at_j - target) < best) best = std::fabs(at_j - target), unit_cut = j;
-                if (at_j > target + 0.05 * share) break;
-                at_j += P.strips[j % per_head].cost();
-            }
-            i64 here = k;
-            double at_here = before;
-            while (here < items && at_here + 0.5 * P.strips[here % per_head].cost() < target)
-                at_here += P.strips[here % per_head].cost(), here++;
-            if (best < 0.05 * share && unit_cut >= k) here = unit_cut;
-            while (k < here) sum += P.strips[k % per_head].cost(), k++;
+            double target = share * (double)w, best = 0.05 * share;
+            i64 here = cut.back();
+            while (here < items && 0.5 * (before[here] + before[here + 1]) < target) here++;
+            for (i64 j = cut.back(); j < items && before[j] <= target + 0.05 * share; j++)
+                if (unit_begins(j) && std::fabs(before[j] - target) < best) best = std::fabs(before[j] - target), here = j;
             cut.push_back(here);
         }
         cut.push_back(items);

@@ -41,8 +41,6 @@ template <class F> int guarded(F f) {
     }
 }
 
-bool scan_agrees(const hm_scan_args &p) { return p.rows > 0 && p.group > 0 && p.group % VL2 == 0; }
-
 }  // namespace
 
 // Size of a structure as compiled, for the caller to compare with its own; 0: there is none of that name.
@@ -86,41 +84,15 @@ HM_API int hm_project_backward(const hm_project_args *p) {
 }
 
 // 2 also where kept_size is not the kernel's own.
-HM_API int hm_layer_forward(const hm_layer_args *p) {
-    return guarded([&] {
-        Layer layer(*p);
-        return layer.agrees() ? layer.forward() : 2;
-    });
-}
+HM_API int hm_layer_forward(const hm_layer_args *p) { return guarded([&] { return Layer(*p).run(&Layer::forward); }); }
 
-HM_API int hm_layer_backward(const hm_layer_args *p) {
-    return guarded([&] {
-        Layer layer(*p);
-        return layer.agrees() ? layer.backward() : 2;
-    });
-}
+HM_API int hm_layer_backward(const hm_layer_args *p) { return guarded([&] { return Layer(*p).run(&Layer::backward); }); }
 
-HM_API int hm_step(const hm_step_args *p) {
-    return guarded([&] { return run_step(*p); });
-}
+HM_API int hm_step(const hm_step_args *p) { return guarded([&] { return run_step(*p); }); }
 
-HM_API int hm_scan_forward(const hm_scan_args *p) {
-    if (!scan_agrees(*p)) return 2;
-    return guarded([&] {
-        Scan scan(*p);
-        scan.run([&](i64 b, i64 group) { scan.forward(b, group); });
-        return 0;
-    });
-}
+HM_API int hm_scan_forward(const hm_scan_args *p) { return guarded([&] { return run_scan(*p, &Scan::forward); }); }
 
-HM_API int hm_scan_backward(const hm_scan_args *p) {
-    if (!scan_agrees(*p)) return 2;
-    return guarded([&] {
-        Scan scan(*p);
-        scan.run([&](i64 b, i64 group) { scan.backward(b, group); });
-        return 0;
-    });
-}
+HM_API int hm_scan_backward(const hm_scan_args *p) { return guarded([&] { return run_scan(*p, &Scan::backward); }); }
 
 // The elementary functions over an array, for tests. kind 0 exp of x <= 0, 1 softplus, 2 sigmoid.
 HM_API int hm_math(i64 kind, i64 n, const float *x, float *y) {

@@ -22,20 +22,22 @@ struct Tokens {
 
 struct Layer {
     const hm_layer_args &p;
+    hm_args mix;
     i64 N, O;  // tokens, width of o
     hm_project_args project{};
-    hm_args mix{};
     std::vector<i64> spans;
     i64 kept;
     float *gated;  // o, multiplied by its gate in place
 
-    hm_view heads(float *x, i64 count, i64 width) const { return {x, p.T * count * width, count * width, width}; }
+    hm_view heads(float *x, i64 count, i64 width) const { return {x, mix.T * count * width, count * width, width}; }
+    hm_view keys(float *x) const { return heads(x, mix.G, mix.K); }
+    hm_view values(float *x) const { return heads(x, mix.H, mix.V); }
 
-    explicit Layer(const hm_layer_args &args) : p(args), N(p.B * p.T), O(p.H * p.V) {
-        const i64 width[7] = {p.G * p.K, p.G * p.K, p.G * p.R1, p.H * p.R2, p.G * p.K, O, O};
+    explicit Layer(const hm_layer_args &args) : p(args), mix(p.mix), N(mix.B * mix.T), O(mix.H * mix.V) {
+        const i64 Q = mix.G * mix.K, width[7] = {Q, Q, mix.G * mix.R1, mix.H * mix.R2, Q, O, O};
         Tokens memory(N, p.kept);
-        project.B = p.B, project.T = p.T, project.C = p.C, project.W = p.W, project.nthreads = p.nthreads;
-        project.parallel = p.parallel, project.x = p.x, project.parameters = p.parameters;
+        project.B = mix.B, project.T = mix.T, project.C = p.C, project.W = p.W, project.nthreads = mix.nthreads;
+        project.parallel = mix.parallel, project.x = p.x, project.parameters = p.parameters;
         project.y = memory.take(width[PQ] + width[PGATE] + width[PS1] + width[PS2]);
         for (i64 k = 0; k < 7; k++) {
             project.width[k] = width[k];
@@ -43,25 +45,22 @@ struct Layer {
         }
         gated = memory.take(O);
 
-        mix.B = p.B, mix.T = mix.S = p.T, mix.H = p.H, mix.G = p.G, mix.K = p.K, mix.V = p.V, mix.R1 = p.R1, mix.R2 = p.R2;
-        mix.L = p.L, mix.act = p.act, mix.norm = p.norm, mix.eps = p.eps;
-        mix.shortcut1 = p.shortcut1, mix.shortcut2 = p.shortcut2;
-        for (i64 b = 0; b < p.B && p.T; b++) spans.insert(spans.end(), {b, 0, p.T, 0, p.T});
-        mix.n_spans = (i64)spans.size() / 5, mix.spans = spans.data(), mix.nthreads = p.nthreads, mix.parallel = p.parallel;
-        mix.q = heads(project.out[PQ], p.G, p.K), mix.k = heads(project.out[PK], p.G, p.K);
-        mix.v = heads(project.out[PV], p.H, p.V), mix.o = heads(gated, p.H, p.V);
-        mix.s1 = heads(project.out[PS1], p.G, p.R1), mix.s2 = heads(project.out[PS2], p.H, p.R2);
+        for (i64 b = 0; b < mix.B && mix.T; b++) spans.insert(spans.end(), {b, 0, mix.T, 0, mix.T});
+        mix.n_spans = (i64)spans.size() / 5, mix.spans = spans.data();
+        mix.q = keys(project.out[PQ]), mix.k = keys(project.out[PK]), mix.v = values(project.out[PV]), mix.o = values(gated);
+        mix.s1 = heads(project.out[PS1], mix.G, mix.R1), mix.s2 = heads(project.out[PS2], mix.H, mix.R2);
         take_factors(mix, p.parameters);
-        mix.rho = memory.take(p.H);
+        mix.rho = memory.take(mix.H);
         kept = memory.used;
     }
-    bool agrees() const {
-        return p.parameters.o && kept == p.kept_size && projections_agree(project) && arguments_agree(mix);
+    int run(int (Layer::*direction)()) {
+        bool agrees = p.parameters.o && kept == p.kept_size && mix.S == mix.T && projections_agree(project) && arguments_agree(mix);
+        return agrees ? (this->*direction)() : 2;
     }
     // Blocks of rows of the readout, by workers: f(worker, first row, rows).
-    i64 workers() const { return workers_for(p.nthreads, (N + PROJECT_ROWS - 1) / PROJECT_ROWS); }
+    i64 workers() const { return workers_for(mix.nthreads, (N + PROJECT_ROWS - 1) / PROJECT_ROWS); }
     template <class F> void blocks(F f) const {
-        run_shares(N, workers(), p.parallel, [&](i64 w, i64 begin, i64 end) {
+        run_shares(N, workers(), mix.parallel, [&](i64 w, i64 begin, i64 end) {
             for (i64 r = begin; r < end; r += PROJECT_ROWS) f(w, r, std::min(PROJECT_ROWS, end - r));
         });
     }
@@ -91,9 +90,9 @@ struct Layer {
         auto gradient = [&](Projection k) { return const_cast<float *>(project.dout[k]); };
         read_backward(gradient(PV), gradient(PREAD));
 
-        mix.dout = mix.dv = heads(gradient(PV), p.H, p.V);  // do, and then dv in its place
-        mix.dq = heads(gradient(PQ), p.G, p.K), mix.dk = heads(gradient(PK), p.G, p.K);
-        mix.ds1 = heads(gradient(PS1), p.G, p.R1), mix.ds2 = heads(gradient(PS2), p.H, p.R2);
+        mix.dout = mix.dv = values(gradient(PV));  // do, and then dv in its place
+        mix.dq = keys(gradient(PQ)), mix.dk = keys(gradient(PK));
+        mix.ds1 = heads(gradient(PS1), mix.G, mix.R1), mix.ds2 = heads(gradient(PS2), mix.H, mix.R2);
         const hm_parameters &d = p.gradients;
         mix.dA1 = d.A1, mix.dB1 = d.B1, mix.ddiag1 = d.diag1, mix.dA2 = d.A2, mix.dB2 = d.B2, mix.ddiag2 = d.diag2;
         if (int status = run_backward<float>(mix)) return status;

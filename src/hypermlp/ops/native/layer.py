@@ -19,7 +19,6 @@ from hypermlp.ops.native.bindings import (
     room_for,
     row_pointer,
     structure,
-    thread_pool,
     view,
     whole,
 )
@@ -48,21 +47,26 @@ def shapes(C: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def arguments(x: Tensor, p: LayerParameters, shape: LayerShape) -> ctypes.Structure:
-    """For contiguous tensors."""
-    (B, T, C), spec, sizes = x.shape, shape.spec, dimensions(p, shape)
-    _, H, G, K, V, R1, R2, _ = sizes
+def arguments(name: str, x: Tensor, p: LayerParameters, shape: LayerShape, slots: int) -> ctypes.Structure:
+    """Of hm_layer or hm_step for x (B T C) and contiguous parameters: sizes, choices, threads and parameters."""
+    (B, T, C), spec, (W, *sizes) = x.shape, shape.spec, dimensions(p, shape)
     choices = (spec.kind == "relu", spec.norm != "none", shape.shortcut1, shape.shortcut2, spec.eps)
-    a = structure("hm_layer_args", B, T, C, *sizes, *choices)
-    a.parameters, a.x = addresses(p, shapes(C, sizes)), pointer(x, x.shape)
-    a.kept_size = B * T * (4 * G * K + 2 * G * R1 + 2 * H * R2 + 3 * H * V + H)
+    mix = structure("hm_args", B, T, slots, *sizes, *choices)
+    return STRUCTURES[name](mix=mix, C=C, W=W, parameters=addresses(p, shapes(C, (W, *sizes))))
+
+
+def layer_arguments(x: Tensor, p: LayerParameters, shape: LayerShape) -> ctypes.Structure:
+    """For contiguous tensors."""
+    a = arguments("hm_layer_args", x, p, shape, x.shape[1])
+    m = a.mix
+    a.x, a.kept_size = pointer(x, x.shape), m.B * m.T * (4 * m.G * m.K + 2 * m.G * m.R1 + 2 * m.H * m.R2 + 3 * m.H * m.V + m.H)
     return a
 
 
 def forward(x: Tensor, p: LayerParameters, shape: LayerShape) -> tuple[Tensor, Tensor]:
     """y (B T C) with contiguous parameters, and what backward needs of the way there."""
     x = whole(x)
-    a = arguments(x, p, shape)
+    a = layer_arguments(x, p, shape)
     y, kept = x.new_empty(x.shape), x.new_empty(a.kept_size)
     a.y, a.kept = pointer(y, x.shape), pointer(kept, (a.kept_size,))
     call("hm_layer_forward", a)
@@ -74,7 +78,7 @@ def backward(
 ) -> tuple[Tensor, LayerParameters]:
     """Gradients of x and of the wanted parameters."""
     d_y, x = whole(d_y), whole(x)
-    a = arguments(x, p, shape)
+    a = layer_arguments(x, p, shape)
     if kept.numel() != a.kept_size:
         raise ValueError("the layer's parameters changed their shapes between forward and backward; run forward again")
     d_x, found = x.new_empty(x.shape), room_for(p, wanted)
@@ -90,18 +94,13 @@ def step(x: Tensor, k: Tensor, v: Tensor, spans: Tensor, history: Tensor, p: Lay
     Its k and v are written to the last slot of each row's span of the cache k (B S G K) and v (B S H V). history (B W-1 C): the
     inputs before x. A layer may lack gates, convolutions and operators.
     """
-    (B, _, C), S, sizes = x.shape, k.shape[1], dimensions(p, shape)
-    W, H, G, K, V, R1, R2, L = sizes
-    a, y, spec = STRUCTURES["hm_step_args"](), x.new_empty(B, 1, C), shape.spec
+    (B, _, C), S = x.shape, k.shape[1]
+    a, y = arguments("hm_step_args", x, p, shape, S), x.new_empty(B, 1, C)
     m = a.mix
-    m.B, m.T, m.S, m.H, m.G, m.K, m.V, m.R1, m.R2, m.L = B, 1, S, H, G, K, V, R1, R2, L
-    m.act, m.norm, m.eps, m.shortcut1, m.shortcut2 = spec.kind == "relu", spec.norm != "none", spec.eps, *shape[3:]
     m.n_spans, m.spans = B, pointer(spans, (B, 5), torch.int64)
-    m.nthreads, m.parallel = torch.get_num_threads(), thread_pool()
-    m.k, m.v = view(k, (B, S, G, K)), view(v, (B, S, H, V))
-    a.C, a.W, a.y, a.parameters = C, W, pointer(y, x.shape), addresses(p, shapes(C, sizes))
-    a.x, a.x_row = row_pointer(x[:, 0], (B, C))
-    if W:
-        a.history, a.history_b = row_pointer(history.flatten(1), (B, (W - 1) * C))
+    m.k, m.v = view(k, (B, S, m.G, m.K)), view(v, (B, S, m.H, m.V))
+    a.y, (a.x, a.x_row) = pointer(y, x.shape), row_pointer(x[:, 0], (B, C))
+    if a.W:
+        a.history, a.history_b = row_pointer(history.flatten(1), (B, (a.W - 1) * C))
     call("hm_step", a)
     return y

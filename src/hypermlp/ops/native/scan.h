@@ -115,12 +115,16 @@ struct Scan {
         store2_some(p.dx + row * p.E + e, du * delta, n);
         store2_some(p.ddelta + row * p.E + e, ddelta + du * x, n);
     }
-
-    template <class F> void run(F f) const {
-        run_shares(p.B * groups, workers_for(p.nthreads, p.B * groups), p.parallel, [&](i64, i64 begin, i64 end) {
-            for (i64 k = begin; k < end; k++) f(k / groups, k % groups);
-        });
-    }
 };
+
+int run_scan(const hm_scan_args &p, void (Scan::*direction)(i64, i64) const) {
+    if (p.rows <= 0 || p.group <= 0 || p.group % VL2) return 2;
+    const Scan scan(p);
+    i64 items = p.B * scan.groups;
+    run_shares(items, workers_for(p.nthreads, items), p.parallel, [&](i64, i64 begin, i64 end) {
+        for (i64 k = begin; k < end; k++) (scan.*direction)(k / scan.groups, k % scan.groups);
+    });
+    return 0;
+}
 
 }  // namespace
