@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hypermlp import ops
 from hypermlp.config import TAPS
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import ShortConv, first_steps, head_width, init_linears
 from hypermlp.mixers.recurrent import MixResult, Past, RecurrentMixer
+from hypermlp.ops import dispatch
 from hypermlp.ops.scan import selective_scan
 
 STATE = 16  # N
@@ -53,7 +53,7 @@ class Mamba(RecurrentMixer):
         x = self.conv(conv_inputs, tokens, past.history)
         low, B, C = self.select(x).split([self.rank, STATE, STATE], dim=-1)
         delta, A = F.softplus(self.delta(low)), -self.A_log.exp()
-        impl = ops.resolve("auto", x)
+        impl = dispatch.resolve("auto", x)
         borders = {"begins": tokens.begins, "padding": tokens.padding}
         y, last = selective_scan(x, delta, A, B, C, past.get("h"), **borders, impl=impl)
         return MixResult(self.o((y + self.D * x) * F.silu(gate)), {"h": last}, conv_inputs)

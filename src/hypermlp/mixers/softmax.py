@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp import ops
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import at_least_one, choose_from, divisible
 from hypermlp.config import INIT_STD, ROPE_BASE, TAPS, Init
@@ -20,7 +19,7 @@ from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Mixer, Tokens, visible_slots
 from hypermlp.mixers.modules import join_linears
 from hypermlp.mixers.parts import CausalConv
-from hypermlp.ops import pointwise
+from hypermlp.ops import dispatch, pointwise
 from hypermlp.ops.observer import transform
 from hypermlp.ops.types import by_document
 
@@ -109,7 +108,7 @@ class SoftmaxAttention(Mixer):
         """What computes convolutions and gates, chosen as in HyperGLU; a layer with neither needs no kernel."""
         if self.conv_k is None and self.gate_qk is None and self.gate_vo is None:
             return "dense"
-        return ops.resolve("auto", x)
+        return dispatch.resolve("auto", x)
 
     def _linears(self, tokens: Tokens, history: Tensor | None, impl: str) -> dict[str, Tensor]:
         """q, k, v and the gates before their activation (B T …); all that is made from x itself in one product."""

@@ -147,10 +147,8 @@ def selective_scan(
     x, delta, A, B, C = (t.to(compute_dtype(dtype)) for t in (x, delta, A.mT, B, C))
     state = x.new_zeros(x.shape[0], *A.shape) if state is None else state.to(x.dtype)
     with no_autocast(x):
-        if impl == "native" and native.is_addressable(x, delta, A, B, C, state):
-            y, last = native_scan(x, delta, A, B, C, state, begins)
-        else:
-            y, last = plain_selective_scan(x, delta, A, B, C, state, begins)
+        compiled = impl == "native" and native.is_addressable(x, delta, A, B, C, state)
+        y, last = (native_scan if compiled else plain_selective_scan)(x, delta, A, B, C, state, begins)
     return y.to(dtype), last
 
 
