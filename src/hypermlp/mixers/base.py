@@ -78,9 +78,13 @@ class Mixer(nn.Module, ABC):
         device: torch.device | str | None = None,
         rewind: int | None = None,
     ) -> Cache:
-        """An empty cache for batch_size sequences, with room for max_len tokens from the start (None: it grows as needed).
+        """An empty cache for decoding.
 
-        rewind: how many tokens cache.crop can always undo. None: the mixer's default.
+        Args:
+            batch_size: sequences, one in each row.
+            max_len: tokens that it has room for from the start; None: it grows as needed.
+            dtype, device: of what it holds; None: the parameters'.
+            rewind: how many tokens cache.crop can always undo; None: the mixer's default.
         """
         like = floating_parameter(self)
         if like is None:  # nothing, or quantised weights alone

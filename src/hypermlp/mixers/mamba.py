@@ -26,7 +26,9 @@ STATE = 16  # N
 class Mamba(RecurrentMixer):
     """A short convolution in front of the recurrence and a swish gate behind it. About 6 C² parameters; there are no heads.
 
-    value_width: the inner width (None: twice the width).
+    Args:
+        width: C, of inputs and outputs.
+        value_width: the inner width; None: twice the width.
     """
 
     taps = TAPS

@@ -36,7 +36,12 @@ class Projected(NamedTuple):
 class SoftmaxAttention(Mixer):
     """Causal multi-head attention with rotary embedding, 4 C² parameters; its options mean what they mean in HyperGLU.
 
-    qk_rank and vo_rank are widths over all heads (None: the layer's width). init is how the convolutions begin.
+    Args:
+        width: C, of inputs and outputs.
+        n_head: heads.
+        qk_rank, vo_rank: widths of q and k, and of v, over all heads; None: the layer's width.
+        use_rope, rope_base, use_kv_conv, use_qk_gate, use_vo_gate: as in HyperGLUConfig.
+        init: how the convolutions begin.
     """
 
     def __init__(
