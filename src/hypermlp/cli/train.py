@@ -11,12 +11,12 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from hypermlp import ops
 from hypermlp.allocator import keep_freed_memory
 from hypermlp.experiments.configs import RunConfig, configure
 from hypermlp.experiments.cost import Cost, estimate_cost
 from hypermlp.experiments.generate import open_model, write_text
 from hypermlp.experiments.train import Run, start
+from hypermlp.ops import dispatch
 from hypermlp.report.style import save
 from hypermlp.report.terminal import say, status
 from hypermlp.report.training import curves, line, plan_table, printable, sample_panel, state_table
@@ -59,7 +59,7 @@ def run_training(
                 pass
             return not run.stopped
         if world.device.type == "cpu":
-            ops.announce(ops.choose())  # compiles, where that is still to be done, before the display starts
+            dispatch.announce(dispatch.choose())  # compiles, where that is still to be done, before the display starts
         introduce(console, run)
         follow(console, run)
         conclude(console, run)

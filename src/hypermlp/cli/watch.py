@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 
-from hypermlp import ops
 from hypermlp.files import Record
+from hypermlp.ops import dispatch
 from hypermlp.report.claims import judge_claims
 from hypermlp.report.folders import read_studies
 from hypermlp.report.page import write_report
@@ -87,7 +87,7 @@ def leave(records: Sequence[Record]) -> None:
 
 def watch(console: Console, out: Path, study: Callable[..., list[Record]], scores: Scores) -> list[Record]:
     """Show a study while it runs, and its outcome."""
-    ops.announce(ops.choose())  # compiles, where that is still to be done, before the workers all want it
+    dispatch.announce(dispatch.choose())  # compiles, where that is still to be done, before the workers all want it
     screen = Screen(console, scores)
     try:
         with Live(console=console, refresh_per_second=4, transient=True) as live:

@@ -107,11 +107,14 @@ class Mixer(nn.Module, ABC):
         device: torch.device | str | None = None,
         rewind: int | None = None,
     ) -> Cache:
-        """An empty cache for batch_size sequences.
+        """An empty cache for decoding.
 
-        max_len: tokens that it has room for from the start, so that none of them waits for memory; no more than a window ever
-            needs. None: it grows.
-        rewind: how many tokens cache.crop can always undo. None: the mixer's default.
+        Args:
+            batch_size: sequences, one in each row.
+            max_len: tokens that it has room for from the start, so that none of them waits for memory, and no more than a
+                window ever needs; None: it grows as needed.
+            dtype, device: of what it holds; None: the parameters'.
+            rewind: how many tokens cache.crop can always undo; None: the mixer's default.
         """
         like = floating_parameter(self)
         if like is None:  # nothing, or quantised weights alone

@@ -20,8 +20,11 @@ from hypermlp.ops.recurrence import Steps
 class DeltaNet(MatrixMixer):
     """q, k and v through a short convolution, q and k of unit length, the state's readout normalised in each head.
 
-    value_width: of all heads together (None: the layer's width, and so 4 C² parameters).
-    negative: β in (0, 2), so that I − β k kᵀ may reflect the state (Grazzi et al. 2025); otherwise in (0, 1).
+    Args:
+        width: C, of inputs and outputs.
+        n_head: heads, each with a state of its own.
+        value_width: of all heads together; None: the layer's width, and so 4 C² parameters.
+        negative: β in (0, 2), so that I − β k kᵀ may reflect the state (Grazzi et al. 2025); otherwise in (0, 1).
     """
 
     taps = TAPS

@@ -25,9 +25,13 @@ LAMBDA_STD = 0.1
 class DifferentialAttention(Mixer):
     """o = (softmax(q₁ k₁ᵀ / √K) − λ softmax(q₂ k₂ᵀ / √K)) v in every head, with rotary embedding; 4 C² parameters.
 
-    λ = exp(λq₁ · λk₁) − exp(λq₂ · λk₂) + λ_init is one number for all heads, and λ_init grows with the layer's place in the
-    model (`layer`, from 1). Each head is normalised by itself and scaled by 1 − λ_init, whatever λ has become. value_width is
-    the width of the values over all heads (None: the layer's width, twice that of one map's keys).
+    λ = exp(λq₁ · λk₁) − exp(λq₂ · λk₂) + λ_init is one number for all heads. Each head is normalised by itself and scaled by
+    1 − λ_init, whatever λ has become.
+
+    Args:
+        width, n_head: as in SoftmaxAttention.
+        value_width: width of the values over all heads; None: the layer's, twice that of one map's keys.
+        layer: its place in the model, from 1, with which λ_init grows.
     """
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, layer: int = 1) -> None:

@@ -32,8 +32,9 @@ from hypermlp.ops.recurrence import Steps
 class GatedDeltaNet(MatrixMixer):
     """DeltaNet with a decay in each head, narrower keys, wider values and a gate on the readout.
 
-    value_width: of all heads together (None: twice the keys' width, which is 3/4 of the layer's; 6 C² parameters).
-    negative: β in (0, 2), so that I − β k kᵀ may reflect the state (Grazzi et al. 2025); otherwise in (0, 1).
+    Args:
+        width, n_head, negative: as in DeltaNet.
+        value_width: of all heads together; None: twice the keys' width, which is 3/4 of the layer's; 6 C² parameters.
     """
 
     taps = TAPS

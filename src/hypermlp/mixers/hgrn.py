@@ -20,7 +20,10 @@ from hypermlp.ops.scan import scan
 class HGRN(RecurrentMixer):
     """RMSNorm over all channels and a swish gate read it out; there are no heads. 4 C² parameters.
 
-    value_width: the inner width. lower_bound: b, the least that a forget gate keeps; the paper lets it grow with the layers.
+    Args:
+        width: C, of inputs and outputs.
+        value_width: the inner width; None: the layer's.
+        lower_bound: b, the least that a forget gate keeps; the paper lets it grow with the layers.
     """
 
     def __init__(self, width: int, *, value_width: int | None = None, lower_bound: float = 0.0) -> None:

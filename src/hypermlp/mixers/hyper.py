@@ -75,9 +75,12 @@ class Projected(NamedTuple):
 class HyperGLU(Mixer):
     """The paper's layer, from x (B T C) to y (B T C); config.attn_kind="relu" makes it HyperMLP.
 
-    config: a HyperGLUConfig (help(HyperGLUConfig) explains its options), or a dictionary of its fields; or give the fields by
-    name. The projection back to the residual stream is `o`, of which code that scales such projections at the beginning (as
-    GPT-2 does, by 1 / √(2 layers)) finds the mark NANOGPT_SCALE_INIT.
+    The projection back to the residual stream is `o`, of which code that scales such projections at the beginning (as GPT-2
+    does, by 1 / √(2 layers)) finds the mark NANOGPT_SCALE_INIT.
+
+    Args:
+        config: a HyperGLUConfig (help(HyperGLUConfig) explains its options), or a dictionary of its fields.
+        fields: the options by name, instead of a configuration or to change some of it.
 
     >>> layer = HyperGLU(n_embd=64, n_head=2, block_size=128)
     >>> layer(torch.randn(2, 100, 64)).shape
@@ -156,6 +159,7 @@ class HyperGLU(Mixer):
         return self.run(mix, tokens, cache)
 
     def mix(self, tokens: Tokens, cache: Cache | None, impl: str | None = None, chunk_T: int | None = None) -> Tensor:
+        """y (B T C) for tokens.x (B T C), by the route that suits the call; impl and chunk_T as in forward."""
         chunk = self.config.chunk_T if chunk_T is None else chunk_T
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk_T ({chunk}) must be a whole number of at least 1, or None")

@@ -202,11 +202,16 @@ def build(
     *,
     init: Init = "paper",
 ) -> Mixer:
-    """The mixer of a label, of this width and for contexts of up to `length` tokens.
+    """The mixer of a label.
 
-    qk_rank: the width of q and k over all heads, for labels with q (None: width / 4, rounded up to what the heads can share; or
-        what mixing of another rank leaves to them, at most the full width).
-    init: how convolutions and lag factors begin (docs/layer.md).
+    Args:
+        label: a Label, or its text.
+        width: of its inputs and outputs.
+        length: the longest context, in tokens.
+        qk_rank: the width of q and k over all heads, for labels with q; None: width / 4, rounded up to what heads can
+            share, or what mixing of another rank leaves to them, at most the full width.
+        n_head: heads; the paper's labels have two.
+        init: how convolutions and lag factors begin (docs/layer.md).
     """
     label = Label.parse(label) if isinstance(label, str) else label
     if qk_rank is None:

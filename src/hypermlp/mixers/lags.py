@@ -28,6 +28,11 @@ LagExtension = Literal["hold", "decay", "zero", "fresh"]
 def extend_layer(layer: HyperGLU, block_size: int, lag_extension: LagExtension) -> HyperGLU:
     """A new layer with these parameters and a longer block_size.
 
+    Args:
+        layer: the trained one, which stays as it is.
+        block_size: lags of the new one.
+        lag_extension: what the further lags get: "hold", "decay", "zero" or "fresh", as explained above.
+
     >>> short = HyperGLU(n_embd=16, n_head=2, block_size=8)
     >>> long, x = extend_layer(short, 32, "zero"), torch.randn(1, 20, 16)
     >>> torch.allclose(long(x), short(x), atol=1e-5)  # a window of eight tokens, still

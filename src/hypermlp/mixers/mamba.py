@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hypermlp import ops
 from hypermlp.config import TAPS
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import ShortConv, first_steps, head_width, init_linears, whole
 from hypermlp.mixers.recurrent import MixResult, Past, RecurrentMixer
+from hypermlp.ops import dispatch
 from hypermlp.ops.scan import selective_scan
 
 STATE = 16  # N
@@ -37,7 +37,9 @@ class StepSizes(nn.Linear):
 class Mamba(RecurrentMixer):
     """A short convolution in front of the recurrence and a swish gate behind it. About 6 C² parameters; there are no heads.
 
-    value_width: the inner width (None: twice the width).
+    Args:
+        width: C, of inputs and outputs.
+        value_width: the inner width; None: twice the width.
     """
 
     taps = TAPS
@@ -63,7 +65,7 @@ class Mamba(RecurrentMixer):
         x = self.conv(conv_inputs, tokens, past.history)
         low, B, C = whole(self.select(x), self.rank + 2 * STATE).split([self.rank, STATE, STATE], dim=-1)
         delta, A = F.softplus(whole(self.delta(low), self.conv_width)), -self.A_log.exp()
-        impl = ops.resolve("auto", x)
+        impl = dispatch.resolve("auto", x)
         borders = {"begins": tokens.begins, "padding": tokens.padding}
         y, last = selective_scan(x, delta, A, B, C, past.get("h"), **borders, impl=impl)
         return MixResult(self.o((y + self.D * x) * F.silu(gate)), {"h": last}, conv_inputs)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from hypermlp.ops.observer import ORDINARY
+from hypermlp.ops.parameters import join
 
 WORTH_JOINING = 256  # tokens from which joining the weights costs less than it saves
 KNOWN: dict[type[nn.Module], Callable[..., Any]] = {nn.Linear: nn.Linear.forward}  # kind → the forward that is known here
@@ -53,10 +54,7 @@ def join_linears(x: Tensor, modules: Sequence[nn.Module]) -> Tensor | None:
     if not is_long(x) or not all(isinstance(m, nn.Linear) and is_unhooked(m) for m in modules):
         return None
     linears = [m for m in modules if isinstance(m, nn.Linear)]
-    bias = None
-    if any(m.bias is not None for m in linears):
-        bias = torch.cat([m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in linears])
-    return F.linear(x, torch.cat([m.weight for m in linears]), bias)
+    return F.linear(x, *join([m.weight for m in linears], [m.bias for m in linears]))
 
 
 def is_long(x: Tensor) -> bool:

@@ -22,8 +22,11 @@ TAPS = 3  # of their convolution
 class PathAttention(Mixer):
     """Attention whose keys are turned by every token that comes after them; no rotary embedding. About 4 C² parameters.
 
-    Each token reflects along w = L2(SiLU(conv₃(W₂ W₁ x))) in every head, with strength β = 2 σ(W x + b). value_width is the
-    width of the values over all heads (None: the layer's width).
+    Each token reflects along w = L2(SiLU(conv₃(W₂ W₁ x))) in every head, with strength β = 2 σ(W x + b).
+
+    Args:
+        width, n_head: as in SoftmaxAttention.
+        value_width: width of the values over all heads; None: the layer's.
     """
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from hypermlp import ops
 from hypermlp.cache import Cache
 from hypermlp.mixers.modules import find_hooked
-from hypermlp.ops import native
+from hypermlp.ops import dispatch, native
 from hypermlp.ops.observer import Observer, observer_of
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Route(NamedTuple):
 
 def choose_route(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str | None) -> Route:
     """The fastest way that provably computes what calling every module computes."""
-    impl = ops.resolve(impl or layer.config.impl_default, tokens.x, layer.spec.aligner)
+    impl = dispatch.resolve(impl or layer.config.impl_default, tokens.x, layer.spec.aligner)
     route = Route("modules", impl, why) if (why := unusual(layer, tokens.x, impl)) else fastest(layer, tokens, cache, impl)
     if not torch.compiler.is_compiling():
         logger.debug("%s", route)

@@ -43,9 +43,11 @@ class Decays(nn.Linear):
 class RWKV7(MatrixMixer):
     """Six mixtures of a token with the previous one give r, w, k, v, α and the gate; w, α and the gate have low rank.
 
-    value_width: of all heads together (None: the layer's width; 4 C² parameters and the low ranks).
-    negative: the α that removes is in (0, 1 + e^w), so that transitions may have any eigenvalue in (−1, 1); otherwise it is in
-    (0, 1), like the one that writes, and eigenvalues are above e^w − 1.
+    Args:
+        width, n_head: as in DeltaNet.
+        value_width: of all heads together; None: the layer's width; 4 C² parameters and the low ranks.
+        negative: the α that removes is in (0, 1 + e^w), so that transitions may have any eigenvalue in (−1, 1); otherwise it is
+            in (0, 1), like the one that writes, and eigenvalues are above e^w − 1.
     """
 
     taps = 2  # the previous token

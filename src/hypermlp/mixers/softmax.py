@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp import ops
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import at_least_one, choose_from, divisible
 from hypermlp.config import INIT_STD, ROPE_BASE, TAPS, Init
@@ -20,7 +19,7 @@ from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Mixer, Tokens, visible_slots
 from hypermlp.mixers.modules import join_linears
 from hypermlp.mixers.parts import CausalConv, RMSNorm
-from hypermlp.ops import pointwise
+from hypermlp.ops import dispatch, pointwise
 from hypermlp.ops.observer import ordinary, transform
 from hypermlp.ops.types import by_document
 
@@ -37,8 +36,13 @@ class Projected(NamedTuple):
 class SoftmaxAttention(Mixer):
     """Causal multi-head attention with rotary embedding, 4 C² parameters; its options mean what they mean in HyperGLU.
 
-    qk_rank and vo_rank are widths over all heads (None: the layer's width). use_qk_norm normalises queries and keys in every
-    head before they are rotated (Henry et al., 2020). init is how the convolutions begin.
+    Args:
+        width: C, of inputs and outputs.
+        n_head: heads.
+        qk_rank, vo_rank: widths of q and k, and of v, over all heads; None: the layer's width.
+        use_rope, rope_base, use_kv_conv, use_qk_gate, use_vo_gate: as in HyperGLUConfig.
+        use_qk_norm: whether queries and keys are normalised in every head before they are rotated (Henry et al., 2020).
+        init: how the convolutions begin.
     """
 
     splits_by_head = True
@@ -127,7 +131,7 @@ class SoftmaxAttention(Mixer):
         """What computes convolutions and gates, chosen as in HyperGLU; a layer with neither needs no kernel."""
         if self.conv_k is None and self.gate_qk is None and self.gate_vo is None:
             return "dense"
-        return ops.resolve("auto", x)
+        return dispatch.resolve("auto", x)
 
     def _linears(self, tokens: Tokens, history: Tensor | None, impl: str) -> dict[str, Tensor]:
         """q, k, v and the gates before their activation (B T …); all that is made from x itself in one product."""

@@ -25,7 +25,14 @@ class Choice(NamedTuple):
 
 
 def choose(impl: str = "auto", device: str = "cpu", dtype: str = "float32", aligner: str = "offset") -> Choice:
-    """Resolve "auto" (which HYPERMLP_IMPL may overrule), and what "native" and "triton" cannot do here."""
+    """Which implementation would compute a call, and why; a ValueError where "triton" is asked for and cannot run.
+
+    Args:
+        impl: "auto" (which HYPERMLP_IMPL may overrule), "dense", "chunked", "native" or "triton".
+        device: where the tensors are, such as "cpu" or "cuda:1".
+        dtype: their type, such as "bfloat16".
+        aligner: the layout of the mixing parameters, "offset" or "identity".
+    """
     choose_from("impl", impl, get_args(Impl))
     why = "asked for"
     if impl == "auto" and os.environ.get("HYPERMLP_IMPL"):

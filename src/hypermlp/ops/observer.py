@@ -13,6 +13,8 @@ ORDINARY = (Tensor, torch.nn.Parameter)  # exactly these types: a subclass may k
 
 
 class Observer(Enum):
+    """Who sees what is computed."""
+
     NOBODY = "nobody"  # operators may be bypassed
     AUTOGRAD = "autograd"  # reverse mode alone: an autograd.Function will do
     TRACER = "tracer"  # a compiler, a dispatch mode or a transform sees operators, or there are no values

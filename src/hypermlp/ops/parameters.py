@@ -5,6 +5,7 @@ Letters as in ops/types.py; C width, W taps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -60,12 +61,15 @@ class LayerParameters(NamedTuple):
 
     def joined(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of q, its gate and both controls in one product, for a layer that has all of them."""
-        weights, biases = self[:4], self[7:11]
-        if all(b is None for b in biases):
-            return torch.cat(weights), None
-        return torch.cat(weights), torch.cat(
-            [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
-        )
+        return join(self[:4], self[7:11])
+
+
+def join(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of one product instead of several; no bias where none has one."""
+    if all(b is None for b in biases):
+        return torch.cat(list(weights)), None
+    filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+    return torch.cat(list(weights)), torch.cat(filled)
 
 
 class LayerShape(NamedTuple):

@@ -24,8 +24,12 @@ def convs(
 ) -> tuple[Tensor, Tensor]:
     """Two depthwise causal convolutions of x (B T C) with weights (C W): y[t] = Σ_j w[:, W−1−j] ⊙ x[t−j].
 
-    A tap beyond a token's own sequence sees zero: `position` (1|B T) is the token's place in it (None: sequences begin at 0).
-    Before t = 0 taps see `history` (B, W−1, C), for inference only.
+    Args:
+        x: the inputs (B T C).
+        wk, wv: weights (C W), newest tap last.
+        position: each token's place in its own sequence (1|B T), beyond which taps see zero; None: sequences begin at 0.
+        history: the inputs before t = 0 (B W−1 C), for inference only.
+        impl: from dispatch.resolve.
     """
     if impl == "dense" or not ordinary(x, wk, wv, history):
         return plain.convs_forward(x, wk, wv, position, history)

@@ -46,8 +46,11 @@ def recurrence(
 ) -> tuple[Tensor, Tensor]:
     """Readouts o (B T H V) and the state after the last token (B H K V, in float32 at least).
 
-    state: what came before (None: nothing). begins (1|B T): tokens before which the state is emptied. padding (B T): tokens
-    that leave the state alone.
+    Args:
+        steps: what every token does to the state, and how it reads it.
+        state: what came before (B H K V); None: nothing.
+        begins: tokens (1|B T) before which the state is emptied.
+        padding: tokens (B T) that leave the state alone.
     """
     dtype = steps.q.dtype
     if foreign.on_gpu(steps.q):

@@ -118,15 +118,17 @@ def register(
     """
     outputs = ["o", "rho", *(f"saved{n}" for n in range(len(also_saved)))]
 
-    def forward_op(*arguments: Any) -> tuple[Tensor, ...]:
-        call = Call.from_flat(arguments)
+    def compute(call: Call) -> tuple[Tensor, ...]:
         with no_autocast(call.inputs.q):
             return forward(*call)
 
-    def backward_op(d_o: Tensor, *arguments: Any) -> list[Tensor]:
-        call = Call.from_flat(arguments[len(outputs) :])
+    def compute_backward(d_o: Tensor, made: Sequence[Tensor], call: Call) -> list[Tensor | None]:
         with no_autocast(d_o):
-            return [d_o.new_empty(0) if g is None else g for g in backward(d_o, *arguments[: len(outputs)], *call)]
+            return backward(d_o, *made, *call)
+
+    def backward_op(d_o: Tensor, *arguments: Any) -> list[Tensor]:
+        found = compute_backward(d_o, arguments[: len(outputs)], Call.from_flat(arguments[len(outputs) :]))
+        return [d_o.new_empty(0) if g is None else g for g in found]
 
     def fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
         inputs = Call.from_flat(arguments).inputs
@@ -139,31 +141,23 @@ def register(
         wanted = Call.from_flat(arguments[len(outputs) :]).inputs.differentiable
         return [d_o.new_empty(0) if x is None else x.new_empty(x.shape) for x in wanted]
 
-    opaque = torch.library.custom_op(
-        f"hypermlp::{name}", forward_op, mutates_args=(), schema=f"({CALL_SCHEMA}) -> ({', '.join('Tensor' for _ in outputs)})"
-    )
-    opaque_backward = torch.library.custom_op(
-        f"hypermlp::{name}_backward",
-        backward_op,
-        mutates_args=(),
-        schema=f"({', '.join(f'Tensor {x}' for x in ('d_o', *outputs))}, {CALL_SCHEMA}) -> Tensor[]",
-    )
-    opaque.register_fake(fake_forward)
-    opaque_backward.register_fake(fake_backward)
-
     def inferred(call: Call) -> Tensor:
         with no_autocast(call.inputs.q):
             return forward(*call)[0] if infer is None else infer(*call)
 
+    def define(suffix: str, more: Sequence[str], made: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+        schema = f"({', '.join([*(f'Tensor {x}' for x in more), CALL_SCHEMA])}) -> {made}"
+        operator = torch.library.custom_op(f"hypermlp::{name}{suffix}", run, mutates_args=(), schema=schema)
+        operator.register_fake(fake)
+        return operator
+
+    results = f"({', '.join('Tensor' for _ in outputs)})"
+    opaque = define("", (), results, lambda *arguments: compute(Call.from_flat(arguments)), fake_forward)
+    opaque_backward = define("_backward", ("d_o", *outputs), "Tensor[]", backward_op, fake_backward)
     opaque_infer = None
     if infer is not None:
-        opaque_infer = torch.library.custom_op(
-            f"hypermlp::{name}_infer",
-            lambda *arguments: inferred(Call.from_flat(arguments)),
-            mutates_args=(),
-            schema=f"({CALL_SCHEMA}) -> Tensor",
-        )
-        opaque_infer.register_fake(lambda *arguments: fake_forward(*arguments)[0])
+        run, fake = lambda *x: inferred(Call.from_flat(x)), lambda *x: fake_forward(*x)[0]
+        opaque_infer = define("_infer", (), "Tensor", run, fake)
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         tensors, *ctx.options = Call.from_flat(inputs)
@@ -191,19 +185,15 @@ def register(
         @staticmethod
         def forward(ctx: Any, spec: Spec, chunk: int | None, *tensors: Tensor | None) -> Tensor:
             ctx.options = (spec, chunk)
-            inputs = Inputs._make(tensors)
-            with no_autocast(inputs.q):
-                made = forward(inputs, spec, chunk)
+            made = compute(Call(Inputs._make(tensors), spec, chunk))
             ctx.save_for_backward(*made, *tensors)
             return made[0]
 
         @staticmethod
         def backward(ctx: Any, d_o: Tensor) -> tuple[Any, ...]:
             made, call = unpack(ctx)
-            if torch.is_grad_enabled():
-                return (None, None, *gradients_of_gradients(call, d_o), None)
-            with no_autocast(d_o):
-                return (None, None, *backward(d_o, *made, *call), None)
+            found = gradients_of_gradients(call, d_o) if torch.is_grad_enabled() else compute_backward(d_o, made, call)
+            return (None, None, *found, None)
 
     def steps(*arguments: Any) -> Tensor:
         call = Call.from_flat(arguments)

@@ -27,9 +27,12 @@ PLACES = 32  # of a block; a power of two, since ops/slots.py halves it
 def scan(
     g: Tensor, x: Tensor, state: Tensor | None = None, *, begins: Tensor | None = None, padding: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """h (B T …) and the state after the last token (B …, in float32 at least), for g ≤ 0 and x (B T …).
+    """h (B T …) and the state after the last token (B …, in float32 at least).
 
-    state, begins and padding as in ops.recurrence.
+    Args:
+        g: log of the decay (B T …), at most 0.
+        x: what is added (B T …).
+        state, begins, padding: as in ops.recurrence.
     """
     dtype, exact = x.dtype, compute_dtype(x.dtype)
     if padding is not None:
@@ -133,10 +136,14 @@ def selective_scan(
     padding: Tensor | None = None,
     impl: str = "dense",
 ) -> tuple[Tensor, Tensor]:
-    """Mamba's h_t = e^{Δ_t A} h_{t−1} + (Δ_t x_t) B_t and y_t = C_t h_t, for every channel of x and its Δ ≥ 0 (B T E).
+    """Mamba's h_t = e^{Δ_t A} h_{t−1} + (Δ_t x_t) B_t and y_t = C_t h_t: y (B T E) and the last state (B N E).
 
-    A (E N) is at most 0; B and C (B T N) serve all channels. Returns y (B T E) and the last state (B N E, float32 at least).
-    impl="native" keeps the states of few tokens only; everything else keeps all of them, B T N E numbers.
+    Args:
+        x, delta: the channels and their Δ ≥ 0 (B T E).
+        A: (E N), at most 0.
+        B, C: (B T N), for all channels.
+        state: (B N E), in float32 at least, as the result; begins, padding: as in ops.recurrence.
+        impl: "native" keeps the states of few tokens only; everything else keeps all of them, B T N E numbers.
     """
     dtype = x.dtype
     if padding is not None:
@@ -147,10 +154,8 @@ def selective_scan(
     x, delta, A, B, C = (t.to(compute_dtype(dtype)) for t in (x, delta, A.mT, B, C))
     state = x.new_zeros(x.shape[0], *A.shape) if state is None else state.to(x.dtype)
     with no_autocast(x):
-        if impl == "native" and native.is_addressable(x, delta, A, B, C, state):
-            y, last = native_scan(x, delta, A, B, C, state, begins)
-        else:
-            y, last = plain_selective_scan(x, delta, A, B, C, state, begins)
+        compiled = impl == "native" and native.is_addressable(x, delta, A, B, C, state)
+        y, last = (native_scan if compiled else plain_selective_scan)(x, delta, A, B, C, state, begins)
     return y.to(dtype), last
 
 

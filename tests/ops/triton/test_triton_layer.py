@@ -239,10 +239,12 @@ def test_the_scratch_does_not_grow_with_the_square(T: int) -> None:
 
 def test_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ops.choose("auto", "cpu").impl != "triton"
-    assert ops.choose("triton", "cpu", "float64").impl == "chunked"
-    assert ops.choose("triton", "cpu", "bfloat16", "identity").impl == "chunked"
+    for asked, obstacle in ((("float64",), "for float64"), (("bfloat16", "identity"), "for the identity layout")):
+        with pytest.raises(ValueError, match=f'impl="triton" cannot run here: {obstacle}'):
+            ops.choose("triton", "cpu", *asked)
     monkeypatch.delenv("TRITON_INTERPRET")
-    assert "CUDA" in ops.choose("triton", "cpu", "bfloat16").reason
+    with pytest.raises(ValueError, match="on cpu: the Triton kernels are for CUDA"):
+        ops.choose("triton", "cpu", "bfloat16")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 9))
     assert ops.choose("auto", "cuda", "bfloat16") == ("triton", f"CUDA sm_89, bfloat16, triton {device.installed()}")
