@@ -155,6 +155,7 @@ def contestant_of(case: Case, layer: Mixer) -> Contestant:
     if isinstance(layer, HyperGLU):
         return Contestant(case=case, layer=layer, call=layer, oracle=lambda x: layer(x, impl="dense"), flops=work)
 
+    @torch.no_grad()
     def decode(x: Tensor) -> Tensor:
         cache = layer.new_cache(x.shape[0], max_len=x.shape[1])
         return torch.cat([layer(token, cache=cache) for token in x.split(1, dim=1)], dim=1)
