@@ -41,13 +41,14 @@ ORDER = [
     {"train", "evals", "bench", "analysis"},
     {"experiments"},
     {"studies"},
+    {"verdicts"},
     {"report"},
     {"cli"},
     {"__main__"},
     {"testing"},  # nothing imports it
 ]
 DATA = {"data", "tasks"}
-DATA_USERS = {"experiments", "studies", "report", "cli"}
+DATA_USERS = {"experiments", "studies", "verdicts", "report", "cli"}
 
 
 def core_distributions() -> set[str]:
