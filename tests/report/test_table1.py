@@ -17,8 +17,8 @@ from hypermlp.verdicts.results import AVERAGE, LOSS, Results
 
 
 def study_of(folder: Path, *halves: list[dict[str, object]]) -> Results:
-    for i, records in enumerate(halves):
-        write(folder / str(i), records)
+    for name, records in zip(("mad", "language"), halves, strict=False):
+        write(folder / name, records)
     (study,) = read_studies(folder)
     return study
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hypermlp.report.markup import plural
 from hypermlp.report.shown import unit_of
@@ -52,14 +53,16 @@ def title(study: Results) -> str:
     """That of its protocol, or what was trained."""
     if study.protocol is not None:
         return study.protocol.title
-    tasks = [task_title(task) if i == 0 else task_title(task).lower() for i, task in enumerate(study.tasks)]
+    tasks = [task_title(task) if i == 0 else inside(task_title(task)) for i, task in enumerate(study.tasks)]
     parts = [] if not tasks else [", ".join(tasks) if len(tasks) < 4 else f"MAD, {len(tasks)} tasks"]
     if "language" in study.plans:
         parts.append("language modelling")
-    text = " and ".join(parts)
+    text = " and ".join(parts) or "a search that is under way"
     faithful = ", faithful protocol" if any(plan.get("protocol") == "faithful" for plan in study.plans.values()) else ""
-    where = "" if study.folders == (".",) else f" ({', '.join(study.folders)})" if len(study.folders) < 4 else ""
-    return f"{text[0].upper()}{text[1:]}{faithful}{where}"
+    halves = {"mad", "language"} >= {Path(folder).name for folder in study.folders}
+    places = study.folders[:3] if not halves else [folder for folder in study.folders[:1] if "/" in folder]
+    where = ", ".join(str(Path(place).parent if halves else place) for place in places if place != ".")
+    return f"{text[0].upper()}{text[1:]}{faithful}{f' ({where})' if where else ''}"
 
 
 def lead(study: Results) -> str:
@@ -69,7 +72,7 @@ def lead(study: Results) -> str:
     if not found:
         return "No run has a score of every task yet."
     seeds = seeds_text(study.score(mixer, measure) for mixer in study.mixers for measure in study.measures)
-    return f"{'; '.join(found)}. {seeds[0].upper()}{seeds[1:]} of {plural(len(study.mixers), 'mixer')}."
+    return f"{'; '.join(found)}. {plural(len(study.mixers), 'mixer')}, {seeds}{'' if seeds == 'one seed' else ' each'}."
 
 
 def standing(study: Results, measure: str) -> str:
@@ -81,13 +84,18 @@ def standing(study: Results, measure: str) -> str:
     if not pair:
         return ""
     if measure == LOSS:
-        digits, unit, where = 3, "", "loss in language modelling"
+        digits, unit, where = 3, "", "nats of loss in language modelling (lower is better)"
     else:
         digits, percent = unit_of(study.measure)[1], " %" if study.measure == "accuracy" else ""
-        unit, where = percent, "average over MAD" if measure == AVERAGE else f"at {task_title(measure).lower()}"
+        unit, where = percent, "on average over MAD" if measure == AVERAGE else f"at {inside(task_title(measure))}"
         where += "" if percent else f" ({study.measure}, lower is better)"
     shown = ", ".join(f"{plain_name(str(mixer))} {scores[str(mixer)]:.{digits}f}{unit}" for mixer in pair)
     return f"{shown} {where}"
+
+
+def inside(words: str) -> str:
+    """A title within a sentence; MQAR stays MQAR."""
+    return words if words[1:2].isupper() else words[0].lower() + words[1:]
 
 
 def origin(study: Results) -> str:
@@ -95,7 +103,7 @@ def origin(study: Results) -> str:
     commits = list(dict.fromkeys(str(start.get("commit") or "an unknown commit") for start in study.starts))
     told = f"Run at {', '.join(commits)}." if commits else "Nobody wrote down which code ran."
     if any(commit.endswith("+") for commit in commits):
-        told += " A + marks source with changes that were not committed."
+        told += " A + marks changes that were not committed."
     version = study.registered
     if version is not None and version.commit is not None:
         changed = deviations(study.versions)
