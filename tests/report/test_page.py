@@ -7,16 +7,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from made_up import language, mad, write
 
 from hypermlp.experiments import paper
 from hypermlp.report.charts import nice_ticks, number
+from hypermlp.report.opening import deciding
 from hypermlp.report.page import write_report
-from hypermlp.report.words import numbers, sentence
+from hypermlp.report.words import gain_words, sentence
 from hypermlp.studies.folder import Folder
 from hypermlp.studies.mad import task_study, train
 from hypermlp.verdicts.claims import judge_claims
 from hypermlp.verdicts.folders import read_studies
+from made_up import language, mad, write
 
 VOID = {"meta", "line", "path", "polygon", "polyline", "circle"}  # without content, in HTML or as written in the SVG
 
@@ -206,8 +207,10 @@ def test_verdicts_on_the_page_are_those_of_the_terminal(results: Path) -> None:
     found = [claim for claim in judge_claims(study) if claim.judged]
     assert len(found) == 2
     for claim in found:
-        assert f"{claim.verdict.word}{claim.title}{numbers(claim)}".replace(" ", "") in text
-        assert numbers(claim) in sentence(claim)
+        assert f"{claim.verdict.word}{claim.title}{''.join(deciding(claim))}".replace(" ", "") in text
+        for item in claim.judged:
+            assert gain_words(item).replace(" ", "") in text
+            assert gain_words(item).partition(" ")[0] in sentence(claim)
 
 
 def test_the_labels_are_explained(results: Path) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hypermlp.report.markup import plural
 from hypermlp.report.shown import unit_of
 from hypermlp.report.table1 import task_title
-from hypermlp.report.words import claim_words, numbers
-from hypermlp.verdicts.claims import WORDS
+from hypermlp.report.words import beside, claim_words, gain_words, measure_words
+from hypermlp.verdicts.claims import CONTRADICTED, WORDS, Claim, Verdict
 from hypermlp.verdicts.estimates import seeds_text
 from hypermlp.verdicts.judged import Judged
 from hypermlp.verdicts.predictions import HYPERGLU, HYPERMLP
@@ -24,7 +24,7 @@ class ClaimLine:
     word: str
     text: str  # the verdict, and what limits it
     title: str
-    numbers: str
+    numbers: list[str]  # by pair of mixers
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,25 @@ def opening(study: Judged) -> Opening:
         lead(study.results),
         [(word, f"{counts[word]} {word}") for word in WORDS if counts[word]],
         [f"Not registered beforehand: {problem}." for problem in study.results.unregistered],
-        [ClaimLine(claim.verdict.word, claim_words(claim), claim.title, numbers(claim)) for claim in study.claims],
+        [ClaimLine(claim.verdict.word, claim_words(claim), claim.title, deciding(claim)) for claim in study.claims],
         origin(study.results),
     )
+
+
+def deciding(claim: Claim) -> list[str]:
+    """The gains that a reader needs first: of the halves, where there are such, and of tasks on which the claim fails."""
+    whole = [item for item in claim.judged if item.measure in (AVERAGE, LOSS)]
+    shown = [item for item in claim.judged if item in whole or not whole or item.verdict == Verdict(CONTRADICTED)]
+    found: dict[str, list[str]] = {}
+    for item in shown:
+        pair = f"{with_name(item.better)} − {with_name(item.worse)}"
+        found.setdefault(pair, []).append(f"{measure_words(item.measure)} {gain_words(item)}{beside(item)}")
+    return [f"{pair}: {'; '.join(gains)}" for pair, gains in found.items()]
+
+
+def with_name(mixer: str) -> str:
+    name = plain_name(mixer)
+    return mixer if name == mixer else f"{name} ({mixer})"
 
 
 def title(study: Results) -> str:
@@ -59,9 +75,9 @@ def title(study: Results) -> str:
         parts.append("language modelling")
     text = " and ".join(parts) or "a search that is under way"
     faithful = ", faithful protocol" if any(plan.get("protocol") == "faithful" for plan in study.plans.values()) else ""
-    halves = {"mad", "language"} >= {Path(folder).name for folder in study.folders}
-    places = study.folders[:3] if not halves else [folder for folder in study.folders[:1] if "/" in folder]
-    where = ", ".join(str(Path(place).parent if halves else place) for place in places if place != ".")
+    one = len(study.folders) == 1 and study.folders[0] not in ("mad", "language")
+    where = study.folders[0] if one else os.path.commonpath(study.folders) if study.folders else ""
+    where = "" if where in (".", "mad", "language") else where
     return f"{text[0].upper()}{text[1:]}{faithful}{f' ({where})' if where else ''}"
 
 
@@ -94,8 +110,8 @@ def standing(study: Results, measure: str) -> str:
 
 
 def inside(words: str) -> str:
-    """A title within a sentence; MQAR stays MQAR."""
-    return words if words[1:2].isupper() else words[0].lower() + words[1:]
+    """A title within a sentence; MQAR and RegBench stay as they are."""
+    return words[0].lower() + words[1:] if words[1:].islower() else words
 
 
 def origin(study: Results) -> str:

@@ -88,6 +88,11 @@ class RunContext:
         self.until: float | None = None  # the share of the steps after which the run is paused; None: it goes to its end
 
     @property
+    def models(self) -> Path:
+        """Where a run may leave its model: in the study's folder, beside the checkpoints."""
+        return self.checkpoints.folder.parents[1] / "models"
+
+    @property
     def world(self) -> World:
         return World(device=self.device)
 
