@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hypermlp.report import bench_tables, evidence, gpu, table5, task_document
-from hypermlp.report.folders import read_studies
 from hypermlp.report.markdown import fill
 from hypermlp.report.style import save
 from hypermlp.report.table1 import rates_markdown, table1_markdown
+from hypermlp.verdicts.folders import read_studies
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

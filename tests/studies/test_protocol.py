@@ -11,10 +11,7 @@ from typing import Any
 import pytest
 
 from hypermlp import provenance
-from hypermlp.report.claims import CEILING, LEVEL, SUPPORTED, UNFINISHED, judge_claims
-from hypermlp.report.folders import read_studies
 from hypermlp.report.page import write_report
-from hypermlp.report.predictions import predictions
 from hypermlp.studies import engine
 from hypermlp.studies.cost import Cost, measure_costs
 from hypermlp.studies.mad import TaskStudy
@@ -34,6 +31,9 @@ from hypermlp.studies.protocol import (
     registered_version,
     registration_problems,
 )
+from hypermlp.verdicts.claims import CEILING, LEVEL, SUPPORTED, UNFINISHED, judge_claims
+from hypermlp.verdicts.folders import read_studies
+from hypermlp.verdicts.predictions import predictions
 
 ROOT = Path(__file__).parents[2]
 TEXT = """
