@@ -15,7 +15,7 @@ from functools import cache, partial
 import torch
 from torch import nn
 
-from hypermlp.mixers import MIXERS, build_mixer
+from hypermlp.mixers import MIXERS, build_mixer, options
 from hypermlp.mixers.labels import Label
 from hypermlp.models.lm import count_parameters, match_inner_width
 
@@ -81,11 +81,14 @@ def count_mixer(name: str, width: int, length: int, size: int | None, heads: int
 
 def size_of(name: str, heads: int | None = None) -> tuple[str, int, str]:
     """What the size of a mixer is, its step, and why it is not to be changed (empty: it may)."""
-    if name in MIXERS:
-        entry = MIXERS[name]
-        return entry.size, entry.step_of(heads), "" if entry.size else "it comes in one size"
-    label = Label.parse(name)
-    obstacle = ""
+    base, changes = options.split(name)
+    heads = changes.get("n_head", heads)
+    said = "it has the size that its name says" if {"qk_rank", "value_width"} & changes.keys() else ""
+    if base in MIXERS:
+        entry = MIXERS[base]
+        return entry.size, entry.step_of(heads), said if entry.size else "it comes in one size"
+    label = Label.parse(base)
+    obstacle = said
     if label.over:
         obstacle = "its full ranks stay, as its label says"
     elif not label.compress_qk:
@@ -115,7 +118,7 @@ def match_models(
             return build_model(name, mixers[name].size, inner)
 
     counts = {name: count_parameters(build(name, inner)) for name in names}
-    within = [name for name in names if not name.endswith("!")]
+    within = [name for name in names if not options.split(name)[0].endswith("!")]
     target = max((counts[name] for name in within), default=0)
     found = {}
     for name in names:
