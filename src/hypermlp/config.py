@@ -232,8 +232,8 @@ class HyperGLUConfig:
     def _check_masking(self) -> None:
         if self.registers and (self.aligner_kind == "identity" or not self.do_masking):
             raise ValueError(
-                f'registers ({self.registers}) need aligner_kind="offset": in the identity layout they would shift the place of '
-                "every token, and with it the parameters that it meets"
+                f'registers ({self.registers}) need aligner_kind="offset": in the identity layout they would shift the place '
+                "of every token, and with it the parameters that it meets"
             )
         if not self.do_masking and self.aligner_kind == "offset":
             raise ValueError(

@@ -79,9 +79,7 @@ def can_trace(layer: nn.Module) -> bool:
 
 def refuse_registers(layer: HyperGLU) -> None:
     if layer.config.registers:
-        raise ValueError(
-            f"the slots of {layer.config.registers} registers are no tokens: what this shows is defined without them"
-        )
+        raise ValueError("registers are no tokens: what this shows of a layer is defined without them")
 
 
 class HyperTrace(Trace):
