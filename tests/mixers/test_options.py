@@ -30,7 +30,7 @@ def test_a_size_in_the_name_stays_and_every_other_is_matched() -> None:
     assert match("hyperglu+registers=4", 256, 32).size is not None
     kept = match("hyperglu+qk_rank=8", 256, 32)
     assert kept.size is None
-    assert "as its name says" in kept.note
+    assert "that its name says" in kept.note
     assert match("hyperglu+n_head=4", 256, 32).size % 8 == 0  # type: ignore[operator]
 
 

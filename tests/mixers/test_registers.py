@@ -1,4 +1,4 @@
-"""Registers (appendix H.3): learned rows in front of every sequence. Their laws are those of every mixer (test_laws, test_cache)."""
+"""Registers (appendix H.3): learned rows in front of every sequence. Their laws: test_laws and test_cache."""
 
 from __future__ import annotations
 
