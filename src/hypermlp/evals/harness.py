@@ -84,7 +84,7 @@ def evaluate(
         raise ImportError("benchmarks need lm-evaluation-harness: pip install 'hypermlp[eval]'") from error
     length = model.config.length if length is None else length
     wanted = [b for name in tasks for b in SUITES.get(name, ())]
-    check_length(wanted, length, model.config.plain().style)
+    check_length(wanted, length, learned_positions=model.config.plain().learned_positions)
     manager = TaskManager(include_path=None if include is None else str(include))
     others = [name for name in tasks if name not in SUITES]
     check_names(others, set(manager.all_tasks))
@@ -118,11 +118,11 @@ def evaluate(
     }
 
 
-def check_length(wanted: Sequence[Benchmark], length: int, style: str) -> None:
+def check_length(wanted: Sequence[Benchmark], length: int, *, learned_positions: bool) -> None:
     most = max(wanted, key=lambda b: b.generates, default=None)
     if most is not None and most.generates >= length:
         remedy = f"give a length of {2 * most.generates}, past which a model without learned positions reads on"
-        if style == "gpt2":
+        if learned_positions:
             remedy = "a model with learned positions cannot read on past its own length, so leave this task out"
         raise ValueError(f"{most.task} writes up to {most.generates} tokens, and length ({length}) must be more; {remedy}")
 

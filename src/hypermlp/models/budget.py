@@ -72,6 +72,22 @@ def match(name: str, width: int, block_size: int, target: int | None = None, *, 
     return found if found.reached else replace(found, note=f"the nearest {kind}, in steps of {step}")
 
 
+def match_qk(name: str, width: int, block_size: int, heads: int | None = None) -> Matched | None:
+    """The width of q and k by the paper's rule (section 2.6, appendix L): where the layer comes nearest to 4 width².
+
+    It shrinks from a quarter of the width to an eighth, and no further, so a layer with much to pay for stays above the
+    budget. None for a mixer that does not pay with q and k: rivals, and labels without q or with nothing added.
+    """
+    kind, step, obstacle = size_of(name, heads)
+    base = options.split(name)[0]
+    if obstacle or kind != "qk_rank" or (base in MIXERS and base not in ("hyperglu", "hypermlp")) or "@" in base:
+        return None
+    target, count = 4 * width**2, partial(count_mixer, name, width, block_size, heads=heads)
+    sizes = range(step * math.ceil(width / 8 / step), width // 4 + 1, step) or range(step, step + 1)
+    size = min(sizes, key=lambda size: abs(count(size) - target))
+    return Matched(name=name, size=size, parameters=count(size), target=target, note="")
+
+
 @cache
 def count_mixer(name: str, width: int, length: int, size: int | None, heads: int | None = None) -> int:
     """Parameters of a mixer, without memory for them."""

@@ -28,7 +28,7 @@ from hypermlp.experiments.configs import CONFIGS, PADDING
 from hypermlp.files import Record
 from hypermlp.mixers import own
 from hypermlp.models.budget import MatchedModel, match_models
-from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, published_inner, token_loss
+from hypermlp.models.lm import LanguageModel, ModelConfig, Style, count_parameters, published_inner, token_loss
 from hypermlp.studies.study import Study
 from hypermlp.studies.worker import RunContext, Work, run_to_the_end
 from hypermlp.train.fit import Fit
@@ -58,12 +58,13 @@ class LanguageStudy(Study):
     final: float = 0.0  # of lr, where the cosine ends
     betas: tuple[float, float] = (0.9, 0.999)
     decayed: Decayed = "all"
+    style: Style = "gpt2"
 
     kind: ClassVar[str] = "language"
     measure: ClassVar[str] = "validation_loss"
     rate_field: ClassVar[str] = "lr"
     flat: ClassVar[bool] = True
-    since: ClassVar[tuple[str, ...]] = (*Study.since, "micro", "vocabulary", "decay", "final", "betas", "decayed")
+    since: ClassVar[tuple[str, ...]] = (*Study.since, "micro", "vocabulary", "decay", "final", "betas", "decayed", "style")
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "length", "batch", "steps", "evaluations", "sample"):
@@ -103,7 +104,7 @@ class LanguageStudy(Study):
             size=size,
             init=self.init,
             inner=inner,
-            style="gpt2",
+            style=self.style,
         )
 
     def check(self, mixers: Sequence[str], seeds: int) -> None:
@@ -117,7 +118,7 @@ class LanguageStudy(Study):
         def build(mixer: str, size: int | None, inner: int) -> nn.Module:
             return LanguageModel(self.config(mixer, size, inner))
 
-        return match_models(mixers, self.width, self.length, build, published_inner(self.width, "gpt2"))
+        return match_models(mixers, self.width, self.length, build, published_inner(self.width, self.style))
 
     def at_rate(self, rate: float) -> Self:
         return dataclasses.replace(self, lr=rate)
@@ -148,6 +149,7 @@ def nanogpt() -> dict[str, Any]:
         "final": how.final,
         "betas": how.betas,
         "decayed": how.decayed,
+        "style": model.style,
         "precision": how.precision,
     }
 
