@@ -151,7 +151,7 @@ def test_another_budget_can_be_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text('base = "340m-15b"\nbudget = "none"')
     assert configure(str(path)).model == reference
-    with pytest.raises(ValueError, match="budget .* must be one of paper, inner, none"):
+    with pytest.raises(ValueError, match=r"budget .* must be one of paper, inner, none"):
         configure("tiny", ["budget=all"])
 
 

@@ -109,8 +109,8 @@ CONFIGS: dict[str, RunConfig] = {
             steps=600, batch=16, micro=8, lr=1.6e-2, warmup=60, evaluate_every=50, evaluate_batches=8, save_every=50
         ),
     ),
-    # Table 1: nanoGPT's own defaults (its train.py and config/train_gpt2.py; model.py without biases, residual projections scaled,
-    # weight decay on all that has two dimensions), of whose 600,000 steps the paper takes 80 × 500.
+    # Table 1: nanoGPT's own defaults (its train.py and config/train_gpt2.py; model.py without biases, residual projections
+    # scaled, weight decay on all that has two dimensions), of whose 600,000 steps the paper takes 80 × 500.
     "nanogpt-owt2": RunConfig(
         model=ModelConfig(vocabulary=50304, width=768, depth=12, length=1024, style="nanogpt"),
         data=DataConfig(corpus="openwebtext2", tokenizer=TOKENIZER, context=1024),
