@@ -5,8 +5,8 @@ flame's (commit e11e7be) and flash-linear-attention's; RetNet's and the Differen
 HyperMLP and HyperGLU have two heads (appendix L), and so has ReLU attention, as in Table 1.
 
 Where flame's numbers are odd they are kept: its Gated DeltaNet of 340M has the heads of the larger one, six of 256 with values
-of 512, and 512M parameters. What cannot be had here: HGRN's and HGRN2's learned lower bounds, and an epsilon of 1e-6 in the norms
-of blocks (here the least number of the type).
+of 512, and 512M parameters. What cannot be had here: HGRN's and HGRN2's learned lower bounds, and an epsilon of 1e-6 in the
+norms of blocks (here the least number of the type).
 """
 
 from __future__ import annotations
