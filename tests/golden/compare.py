@@ -3,7 +3,7 @@
 python tests/golden/compare.py PATH/hyperglu.py --commit COMMIT --out results/parity/authors.json
 
 hyperglu.py is theirs (github.com/LJC-FVNR/HyperMLP) and no part of this repository. For every stored file their layer gets its
-parameters, input and dy, and must give its output and gradients: so the vectors are theirs at that commit. For the larger cases,
+parameters, input and dy, and must give its output and gradients: so the vectors are theirs at that commit. For larger cases,
 in float32 and float64, both layers get the same parameters, and the record has the largest relative difference of output and
 gradients. This is also how such vectors are made: `theirs` returns all that a file holds.
 """
@@ -42,7 +42,8 @@ Results = dict[str, Tensor]  # y, dx and the gradient of every parameter, by the
 
 def load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("authors_hyperglu", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # their dataclasses look it up
     spec.loader.exec_module(module)
     return module

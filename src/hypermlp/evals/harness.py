@@ -2,8 +2,8 @@
 
 Tasks, shots and metrics are those of section M. Where the harness has both accuracies, the normalised one is reported: the
 paper says so for GPQA, BBH and MuSR and leaves the rest to convention, and its scores (0.32 to 0.35 on OpenBookQA) are of that
-size. Appendix M's rescaling by a random baseline is not done: the
-paper's printed scores are not rescaled (GPQA at 0.25 to 0.27). Both IFEval columns count in the ranking, as they do in the paper: its average ranks come out only so.
+size. Appendix M's rescaling by a random baseline is not done: the paper's printed scores are not rescaled (GPQA at 0.25 to
+0.27). Both IFEval columns count in the ranking, as they do in the paper: its average ranks come out only so.
 """
 
 from __future__ import annotations
