@@ -15,6 +15,9 @@ def test_options_of_hyperglu_and_labels_are_fields_of_its_configuration() -> Non
     assert isinstance(layer, HyperGLU)
     config = layer.config
     assert (config.op1_rank, config.op2_rank, config.n_head, config.use_qk_gate, config.qk_rank) == (8, 16, 4, False, 24)
+    same = build_mixer("G-cg-q-12o+op1_rank=8+n_head=4+use_qk_gate=false+qk_rank=24", 64, 32)
+    assert isinstance(same, HyperGLU)
+    assert same.config == config
     layer = build_mixer("R-g-q-12o+op2_rank=4", 64, 32)
     assert isinstance(layer, HyperGLU)
     assert (layer.config.op2_rank, layer.config.use_kv_conv, layer.config.attn_kind) == (4, False, "relu")

@@ -184,7 +184,8 @@ def build_mixer(
         return entry.build(*given, **({"n_head": heads} if entry.heads else {}) | changes)
     if labels.is_meant(base):
         options.check(name, changes, () if base.startswith("S") else FIELDS)
-        return labels.build(base, width, length, size, changes.pop("n_head", heads) or 2, init=init, **changes)
+        size, heads = changes.pop("qk_rank", size), changes.pop("n_head", heads)
+        return labels.build(base, width, length, size, heads or 2, init=init, **changes)
     raise ValueError(unknown(base))
 
 

@@ -29,7 +29,7 @@ from hypermlp.files import Record
 from hypermlp.mixers import own
 from hypermlp.models.budget import MatchedModel, match_models
 from hypermlp.models.lm import LanguageModel, ModelConfig, Style, count_parameters, published_inner, token_loss
-from hypermlp.studies.study import Study
+from hypermlp.studies.study import Study, check_given
 from hypermlp.studies.worker import RunContext, Work, run_to_the_end
 from hypermlp.train.fit import Fit
 from hypermlp.train.optimisation import Decayed, Recipe
@@ -109,6 +109,8 @@ class LanguageStudy(Study):
 
     def check(self, mixers: Sequence[str], seeds: int) -> None:
         super().check(mixers, seeds)
+        if self.given is not None:
+            check_given(self.search, set(mixers), self.given.keys(), self.given.values())
         load_samples(self)
 
     def settings(self) -> dict[str, None]:
@@ -125,7 +127,8 @@ class LanguageStudy(Study):
 
     def jobs(self, setting: None, mixer: str, model: MatchedModel, seed: int) -> list[Any]:
         size, note = model.mixer.size, model.mixer.note
-        return [LanguageJob(mixer=mixer, seed=seed, study=self, inner=model.inner, size=size, note=note)]
+        study = self if self.given is None else dataclasses.replace(self, lr=self.given[mixer])
+        return [LanguageJob(mixer=mixer, seed=seed, study=study, inner=model.inner, size=size, note=note)]
 
 
 def nanogpt() -> dict[str, Any]:
