@@ -102,6 +102,7 @@ def compare_larger(module: ModuleType) -> list[dict[str, Any]]:
     rows = []
     for (name, (batch, tokens, options)), dtype in ((c, d) for c in LARGER.items() for d in (torch.float32, torch.float64)):
         generator, config = torch.Generator().manual_seed(0), HyperGLUConfig(**options)
+        torch.manual_seed(0)
         layer = HyperGLU(config).to(dtype)
         for parameter in layer.parameters():
             parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator, dtype=dtype)
