@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hypermlp.experiments import paper
+from hypermlp.paper import tables as paper
 from hypermlp.report.charts import nice_ticks, number
 from hypermlp.report.opening import deciding
 from hypermlp.report.page import write_report

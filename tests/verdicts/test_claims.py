@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hypermlp.experiments import paper
+from hypermlp.paper import tables as paper
 from hypermlp.report.words import claim_words, sentence
 from hypermlp.studies.protocol import BEST, EACH_TASK, SOFTMAX, Terms
 from hypermlp.verdicts.claims import (

@@ -17,7 +17,10 @@ study = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(study, name="study")
-ProtocolFile = Annotated[str, typer.Argument(help="A TOML file, or one that comes with hypermlp: table1, compression.")]
+ProtocolFile = Annotated[
+    str,
+    typer.Argument(help="A TOML file, or one that comes with hypermlp: table1, compression, labels, registers, gates, ranks."),
+]
 
 
 @study.command("run")

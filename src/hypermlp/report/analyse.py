@@ -14,13 +14,13 @@ from torch import Tensor
 
 from hypermlp.analysis.statistics import HeadStatistics, OperatorStatistics, Statistics, analyse, random_noise
 from hypermlp.data.corpus import Tokens
-from hypermlp.experiments.generate import corpus_for, open_model
 from hypermlp.files import write_json
 from hypermlp.provenance import provenance
 from hypermlp.report.charts import Axis, Chart, Line, numeric_axis
 from hypermlp.report.markup import cell, document, paragraph, table
 from hypermlp.report.markup import charts as side_by_side
 from hypermlp.report.terminal import Column, say, show_table
+from hypermlp.runs.generate import corpus_for, open_model
 from hypermlp.verdicts.estimates import Estimate
 
 HEADS = ("layer", "head", "active", "without mixing", "switched on", "switched off", "mean |w|", "mean lag read")

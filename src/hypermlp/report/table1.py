@@ -9,7 +9,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.text import Text
 
-from hypermlp.experiments import paper
+from hypermlp.paper import tables as paper
 from hypermlp.report.shown import SHOWN, how_shown
 from hypermlp.report.terminal import Column as Head
 from hypermlp.report.terminal import say, show_table

@@ -3,7 +3,8 @@
     title, why             what it is about, and reasons for what is not obvious
     mixers                 names and labels
     seeds                  of the runs that count; a search has its own
-    [mad], [language]      the numbers of its studies (TaskStudy, LanguageStudy), each with its search
+    [mad], [language]      the numbers of its studies (TaskStudy, LanguageStudy), each with its search, or with `given`: the
+                           learning rate of every mixer, which another study has found
     [terms]                the smallest effects of interest, and how intervals are made (verdicts/claims.py judges by them)
     [[comparisons]]        what is expected of which pair, on which measures
 
@@ -172,9 +173,11 @@ def naming(place: str) -> Iterator[None]:
 
 
 def with_search(numbers: dict[str, Any], rate_field: str) -> dict[str, Any]:
-    """The numbers of a study, with its search in place of a rate, and with steps in place of epochs."""
+    """The numbers of a study, with its search or given rates in place of a rate, and with steps in place of epochs."""
     if "steps" in numbers and rate_field == TaskStudy.rate_field:
         numbers = {"epochs": None, **numbers}
+    if "given" in numbers and rate_field not in numbers:
+        numbers = {**numbers, rate_field: (1e-3,) if rate_field == TaskStudy.rate_field else 1e-3}  # no run takes it
     if "search" not in numbers:
         return numbers
     with naming("search"):

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from hypermlp.experiments import paper
+from hypermlp.paper import tables as paper
 from hypermlp.studies.protocol import BEST, EACH_TASK, SOFTMAX, Comparison, Expectation, Terms, read_claims
 from hypermlp.verdicts.estimates import Estimate
 from hypermlp.verdicts.results import LOSS, REFERENCES, Results, published

@@ -5,7 +5,7 @@ A folder of runs has plan.json ({"plan": …, "starts": [provenance, …]}) and 
     MAD       mixer, task, setting, seed, lr, weight_decay, protocol, metrics, curve, parameters, inner, size, seconds, error
     language  kind "language", mixer, seed, parameters, inner, curve [{step, train_loss, loss}, …], final {loss}, seconds, error
 
-The folder of a training run (experiments/train.py: run.json and metrics.jsonl) is a language record too: its validation loss.
+The folder of a training run (runs/train.py: run.json and metrics.jsonl) is a language record too: its validation loss.
 
 What belongs to one study is said by where it lies, never by what else is read, so a folder has the verdicts of its parts:
 
@@ -26,10 +26,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hypermlp.experiments.configs import count
 from hypermlp.files import Record, read_json
 from hypermlp.mixers.labels import SAME
 from hypermlp.models.lm import ModelConfig
+from hypermlp.runs.configs import count
 from hypermlp.studies.folder import read_lines
 from hypermlp.studies.search import PHASE, Choice, Outcome, Place, Search, choose, place_of, read_search
 from hypermlp.tasks import TASKS

@@ -13,10 +13,10 @@ from functools import cache, cached_property
 from statistics import fmean
 from typing import Any
 
-from hypermlp.experiments import paper
 from hypermlp.files import Record
 from hypermlp.mixers import MIXERS
 from hypermlp.mixers.labels import ALIASES, SAME, TABLE1
+from hypermlp.paper import tables as paper
 from hypermlp.studies.language import LAST
 from hypermlp.studies.mad import TaskStudy
 from hypermlp.studies.protocol import Protocol, Terms, read_protocol
