@@ -456,3 +456,23 @@ def test_costs_are_measured_by_a_few_steps() -> None:
     (cost,) = measure_costs(replace(study, search=None, rates=(1e-3, 2e-3, 4e-3), decays=(0.0, 0.1)), ["S"], 5)
     assert cost.runs == 5 * 3 * 2
     assert Cost("S", "", 10, 0.5, 1.0, 3, 2.0).seconds == 2 * (5 + 3)
+
+
+def test_nobody_can_stop_where_it_looks_best(tmp_path: Path, made_up: None) -> None:
+    """Two seeds would do for a verdict; five were registered, so all of them are waited for."""
+    text = TEXT.replace('"bootstrap"\nseeds = 5', '"bootstrap"\nseeds = 2')
+    assert read_protocol(text).terms.seeds == 2
+    run(text, tmp_path / "out", tmp_path / "protocol.toml")
+    lines = tmp_path / "out" / "mad" / "runs.jsonl"
+    whole = lines.read_text()
+    lines.write_text("".join(line for line in whole.splitlines(keepends=True) if not is_final(line, "memorization", seed=4)))
+    for expected in (NOT_RUN, SUPPORTED):
+        (study,) = read_studies(tmp_path / "out")
+        assert [claim.verdict.word for claim in judge_claims(study)] == [expected]
+        lines.write_text(whole)
+
+
+def test_words_of_protocols_that_were_registered_before_are_read(tmp_path: Path) -> None:
+    old = TEXT.replace("mixers = ", "contestants = ")
+    assert "contestants" in old
+    assert read_protocol(old).mixers == read_protocol(old.replace("contestants", "mixers")).mixers == ("S", "R")

@@ -216,3 +216,13 @@ def test_training_runs_that_differ_in_mixer_and_rate_alone_are_one_study(tmp_pat
     assert record["curve"] == [{"step": 2, "train_loss": 1.5, "loss": 2.0}, {"step": 4, "train_loss": 0.75, "loss": 1.0}]
     assert (record["final"], record["seconds"]) == ({"loss": 1.0}, 6.0)
     assert record["parameters"] == count_parameters(LanguageModel(ModelConfig.from_dict(config["model"])))
+
+
+def test_only_accuracies_are_percents(tmp_path: Path) -> None:
+    """Other scores are the numbers of the records, to the last bit."""
+    fields = {"kind": "tasks", "measure": "mse", "metrics": {"mse": 0.2871, "validation_loss": 1.0, "step": 4}}
+    (study,) = read_studies(write(tmp_path, [mad("S", "compression", 0, **fields)], {"study": "tasks"}))
+    assert study.values("S", "compression") == {0: 0.2871}
+    assert study.setting_values("S", "compression/baseline") == {0: 0.2871}
+    (study,) = read_studies(write(tmp_path, [mad("S", "compression", 28.71)]))
+    assert study.values("S", "compression") == {0: pytest.approx(28.71)}
