@@ -30,7 +30,7 @@ from hypermlp.studies.worker import Job, Work
 from hypermlp.train.optimisation import Precision
 
 
-class Entry(NamedTuple):
+class Pairing(NamedTuple):
     """One mixer on one setting."""
 
     key: str  # of the setting
@@ -119,58 +119,58 @@ class Study(ABC):
         """
         self.check(mixers, seeds)
         with Folder(out) as folder:
-            entries = self.plan_entries(folder, mixers)
+            pairings = self.plan_pairings(folder, mixers)
             run = partial(engine.run, folder, executor=executor, checkpoint_seconds=checkpoint_seconds, tell=tell, done=done)
             run = partial(run, retry_failed=retry_failed, marks=marks)
             if self.search is None:
-                return run(self.list_jobs(entries, seeds), self.work)
-            agenda = Agenda(self, folder, entries, seeds)
+                return run(self.list_jobs(pairings, seeds), self.work)
+            agenda = Agenda(self, folder, pairings, seeds)
             if retry_failed:
                 agenda.forget_failures()
             run(agenda.ready(), search.train, follow=agenda.follow)
             return [folder.records[job.key] for job in agenda.finals()]
 
-    def next_trials(self, entries: Sequence[Entry], records: Collection[Record]) -> list[Trial]:
-        """The runs that the search needs next, by setting and seed; none when all entries are decided."""
+    def next_trials(self, pairings: Sequence[Pairing], records: Collection[Record]) -> list[Trial]:
+        """The runs that the search needs next, by setting and seed; none when all pairings are decided."""
         assert self.search is not None
         found, trials = read_search(self.search, records), []
         for seed in self.search.own_seeds:
-            for entry in entries:
-                outcome = found.get((entry.mixer, entry.key)) or settle(self.search, {})
-                trials += [self.trial(entry, seed, rate, rung) for rate, rung in outcome.missing]
+            for pairing in pairings:
+                outcome = found.get((pairing.mixer, pairing.key)) or settle(self.search, {})
+                trials += [self.trial(pairing, seed, rate, rung) for rate, rung in outcome.missing]
         have = {record["key"] for record in records}
         return [trial for trial in trials if trial.key not in have]
 
-    def trial(self, entry: Entry, seed: int, rate: float, rung: float) -> Trial:
-        (job,) = self.at_rate(rate).jobs(entry.setting, entry.mixer, entry.model, seed)
+    def trial(self, pairing: Pairing, seed: int, rate: float, rung: float) -> Trial:
+        (job,) = self.at_rate(rate).jobs(pairing.setting, pairing.mixer, pairing.model, seed)
         return Trial(job=job, work=self.work, measure=self.measure, rate=rate, rung=rung)
 
     def plan_jobs(self, folder: Folder, mixers: Sequence[str], seeds: int) -> list[Job]:
         """Write the plan into the folder, and list its runs, of a study without a search."""
-        return self.list_jobs(self.plan_entries(folder, mixers), seeds)
+        return self.list_jobs(self.plan_pairings(folder, mixers), seeds)
 
-    def list_jobs(self, entries: Sequence[Entry], seeds: int) -> list[Job]:
+    def list_jobs(self, pairings: Sequence[Pairing], seeds: int) -> list[Job]:
         """The runs of a study without a search, by setting and seed."""
         return [
             job
-            for _, own in groupby(entries, key=lambda entry: entry.key)
-            for seed, entry in product(range(seeds), list(own))
-            for job in self.jobs(entry.setting, entry.mixer, entry.model, seed)
+            for _, own in groupby(pairings, key=lambda pairing: pairing.key)
+            for seed, pairing in product(range(seeds), list(own))
+            for job in self.jobs(pairing.setting, pairing.mixer, pairing.model, seed)
         ]
 
-    def chosen_jobs(self, entries: Sequence[Entry], seeds: int, choices: Mapping[Place, Choice]) -> list[Job]:
+    def chosen_jobs(self, pairings: Sequence[Pairing], seeds: int, choices: Mapping[Place, Choice]) -> list[Job]:
         """The runs that count after a search, by setting and seed."""
         found: list[Job] = []
-        places = {(entry.mixer, entry.key): entry for entry in entries}
-        for key in dict.fromkeys(entry.key for entry in entries):
+        places = {(pairing.mixer, pairing.key): pairing for pairing in pairings}
+        for key in dict.fromkeys(pairing.key for pairing in pairings):
             own = [(mixer, choice) for (mixer, setting), choice in choices.items() if setting == key]
             for seed, (mixer, (variant, rate)) in product(range(seeds), own):
-                if (entry := places.get((variant, key))) is not None:
-                    (job,) = self.at_rate(rate).jobs(entry.setting, variant, entry.model, seed)
+                if (pairing := places.get((variant, key))) is not None:
+                    (job,) = self.at_rate(rate).jobs(pairing.setting, variant, pairing.model, seed)
                     found.append(Chosen(job=job, work=self.work, mixer=mixer, variant=variant))
         return found
 
-    def plan_entries(self, folder: Folder, mixers: Sequence[str]) -> list[Entry]:
+    def plan_pairings(self, folder: Folder, mixers: Sequence[str]) -> list[Pairing]:
         """Write the plan into the folder, and match the models. Mixers that came before take part in the budget.
 
         Those that are gone (removed, or somebody's own code that is not named now) cannot; what they and the others have done
@@ -182,7 +182,7 @@ class Study(ABC):
         before = dict.fromkeys(name for models in known.values() for name in models)
         there = [name for name in before if is_known(name)]
         everyone = list(dict.fromkeys([*there, *mixers]))
-        entries: list[Entry] = []
+        pairings: list[Pairing] = []
         models: dict[str, Any] = {}
         for key, setting in self.settings().items():
             matched, old = self.match(setting, everyone), known.get(key, {})
@@ -198,28 +198,28 @@ class Study(ABC):
                     f"{', '.join(changed)} would have to be trained again to match it; run all of them in another folder than "
                     f"{folder.path}"
                 )
-            entries += [Entry(key, setting, name, matched[name]) for name in mixers]
+            pairings += [Pairing(key, setting, name, matched[name]) for name in mixers]
         folder.begin({**self.numbers(), "models": models[""] if self.flat else models, "own": own.adopt(mixers)})
-        return entries
+        return pairings
 
 
 class Agenda:
     """What a study that searches has to do next: trials of mixers that are not decided, and the runs of those that are."""
 
-    def __init__(self, study: Study, folder: Folder, entries: Sequence[Entry], seeds: int) -> None:
+    def __init__(self, study: Study, folder: Folder, pairings: Sequence[Pairing], seeds: int) -> None:
         assert study.search is not None
-        self.study, self.rules, self.folder, self.entries, self.seeds = study, study.search, folder, entries, seeds
+        self.study, self.rules, self.folder, self.pairings, self.seeds = study, study.search, folder, pairings, seeds
         self.asked: set[str] = set()
         self.tried_again: set[str] = set()
 
     def finals(self) -> list[Job]:
         """The runs that count, of the searches that are finished."""
         choices = choose(self.rules, read_search(self.rules, self.folder.records.values()))
-        return self.study.chosen_jobs(self.entries, self.seeds, choices)
+        return self.study.chosen_jobs(self.pairings, self.seeds, choices)
 
     def ready(self) -> list[Job]:
         """All that can be done now and was not asked for before; what is decided comes first, so that settings end in turn."""
-        trials = self.study.next_trials(self.entries, self.folder.records.values())
+        trials = self.study.next_trials(self.pairings, self.folder.records.values())
         found: list[Job] = [job for job in (*self.finals(), *trials) if job.key not in self.asked]
         self.asked |= {job.key for job in found}
         return found
@@ -239,11 +239,11 @@ class Agenda:
         """Where this was the last trial of its rung, delete what those that do not go on have saved."""
         records, place = self.folder.records.values(), place_of(record)
         outcome = read_search(self.rules, (own for own in records if place_of(own) == place))[place]
-        entry = next(one for one in self.entries if (one.mixer, one.key) == place)
+        pairing = next(one for one in self.pairings if (one.mixer, one.key) == place)
         if all(rung != record["rung"] for _, rung in outcome.missing):
             ended = set(outcome.rates) - {rate for rate, _ in outcome.missing}
             for rate, seed in product(ended, self.rules.own_seeds):
-                delete(self.folder.checkpoint(self.study.trial(entry, seed, rate, 1.0).run))
+                delete(self.folder.checkpoint(self.study.trial(pairing, seed, rate, 1.0).run))
 
     def forget_failures(self) -> None:
         for key in [key for key, record in self.folder.records.items() if is_failed_trial(record)]:
