@@ -77,7 +77,15 @@ class Cache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Cache:
-        """Empty, with room for max_len tokens, or for all that a window ever needs (it grows when there are more)."""
+        """An empty cache.
+
+        Args:
+            spec: what the mixer remembers.
+            batch: rows, a sequence in each.
+            rewind: tokens that crop can always undo; None: as the spec says.
+            max_len: tokens that it has room for from the start, at most what a window ever needs; None: it grows.
+            dtype, device: of what it holds.
+        """
         rewind = spec.rewind if rewind is None else rewind
         for name, value, least in (
             ("batch_size", batch, 0),
@@ -172,7 +180,7 @@ class Cache:
         return spans
 
     def commit(self, inputs: Tensor, counts: list[int]) -> None:
-        """Count the new tokens as held, now that their slots are written; `inputs` (B T C) are what they were made from."""
+        """Count the first counts[b] new tokens of each row as held, now that their slots are written; inputs: see append."""
         self.remember(inputs, counts)
         self.seen = [seen + n for seen, n in zip(self.seen, counts, strict=True)]
         self.oldest = [max(oldest, seen - self.room) for oldest, seen in zip(self.oldest, self.seen, strict=True)]
@@ -331,6 +339,7 @@ class Cache:
         return self._with({name: t.index_select(0, index.to(t.device)) for name, t in self._state().items()})
 
     def clone(self) -> Cache:
+        """A copy that shares no memory with this one."""
         return self._with(self.state_dict())
 
     @staticmethod

@@ -167,7 +167,13 @@ class HyperGLU(Mixer):
         return choose_route(self, self.prepare(x, cache=cache, **given), cache, impl)
 
     def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
-        """Queries, keys, values, gates and controls; `history` (B W−1 C) are the inputs before them, for the convolutions."""
+        """Queries, keys, values, gates and controls of `tokens`.
+
+        Args:
+            tokens: the input, prepared.
+            history: the inputs before them (B W−1 C), for the convolutions; None: nothing came before.
+            impl: what computes convolutions and gates, as route.impl names it.
+        """
         x, G, H = tokens.x, self.config.routing_heads, self.config.n_head
         x_k = x_v = x
         if self.conv_k is not None and self.conv_v is not None:
@@ -203,7 +209,12 @@ class HyperGLU(Mixer):
         reading: ops.Mixing | None,
         chunk: int | None,
     ) -> ops.MixCall:
-        """The operator's call: which slots exist, and those that a cache holds already."""
+        """The operator's call: which slots exist, and those that a cache holds already.
+
+        Args:
+            tokens, cache, chunk: as in mix.
+            q, k, v, routing, reading: of the tokens, as in Projected.
+        """
         # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
         spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
         if self.registers is not None:
@@ -224,7 +235,7 @@ class HyperGLU(Mixer):
         return k, v
 
     def read_out(self, o: Tensor, gate: Tensor | None, impl: str) -> Tensor:
-        """y (B T C) of the operator's o (B T H V) and the gate m2 before its activation."""
+        """y (B T C) of the operator's o (B T H V) and the gate m2 before its activation; impl as in project."""
         o = o.flatten(2)
         if gate is not None:
             o = self._gated(o, gate, impl)

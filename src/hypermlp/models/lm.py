@@ -96,6 +96,7 @@ class ModelConfig:
         return build_mixer(name, self.width, self.length, self.size, heads=self.heads, init=self.init)
 
     def replace(self, **changes: Any) -> ModelConfig:
+        """The same configuration with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -251,8 +252,10 @@ class LanguageModel(nn.Module):
     def extended(self, length: int, lag_extension: LagExtension | None = None) -> LanguageModel:
         """A new model with these weights and a longer context, to be continued there.
 
-        lag_extension: "hold", "decay", "zero" or "fresh", what HyperGLU and HyperMLP have at the new lags (mixers/lags.py);
-            rivals have no parameters of lags and need none. Learned positions cannot be extended.
+        Args:
+            length: the new one.
+            lag_extension: "hold", "decay", "zero" or "fresh", what HyperGLU and HyperMLP have at the new lags (mixers/lags.py);
+                rivals have no parameters of lags and need none. Learned positions cannot be extended.
         """
         check_longer("length", length, self.config.length)
         like = self.embedding.weight
@@ -270,16 +273,10 @@ class LanguageModel(nn.Module):
             return False
         return True
 
-    def new_cache(
-        self,
-        batch_size: int,
-        max_len: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> ModelCache:
-        """Empty caches of all layers for batch_size sequences."""
+    def new_cache(self, batch_size: int, max_len: int | None = None, **options: Any) -> ModelCache:
+        """Empty caches of all layers for batch_size sequences; max_len and other options as in Mixer.new_cache."""
         mixers = (block.get_submodule("mixer") for block in self.blocks)
-        return ModelCache([m.new_cache(batch_size, max_len, dtype, device) for m in mixers if isinstance(m, Mixer)])
+        return ModelCache([m.new_cache(batch_size, max_len, **options) for m in mixers if isinstance(m, Mixer)])
 
 
 def check_tokens(tokens: Tensor, vocabulary: int) -> None:

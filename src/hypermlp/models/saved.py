@@ -38,7 +38,13 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_model(model: LanguageModel, folder: Path, tokenizer: dict[str, Any] | None = None) -> None:
-    """Write config.json, model.safetensors and, if given, tokenizer.json, which Hugging Face's Auto classes read too."""
+    """Write config.json, model.safetensors and, if given, tokenizer.json, which Hugging Face's Auto classes read too.
+
+    Args:
+        model: the model; its weights are written in their own types.
+        folder: made where it does not exist.
+        tokenizer: what a tokenizer's to_dict gives.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     save_weights(model, folder)
     if tokenizer is not None:
