@@ -171,9 +171,15 @@ class Cache:
             spans.append([b, 0, n, begin, begin + seen - first + n])
         return spans
 
-    def commit(self, inputs: Tensor, counts: list[int]) -> None:
-        """Count the new tokens as held, now that their slots are written; `inputs` (B T C) are what they were made from."""
-        self.remember(inputs, counts)
+    def commit(self, inputs: Tensor | None, counts: list[int]) -> None:
+        """Count the new tokens as held, now that their slots are written.
+
+        inputs: what they were made from (B T C); None where that is written too, at `tail`, and counts are alike.
+        """
+        if inputs is None:
+            self._remembered(counts)
+        else:
+            self.remember(inputs, counts)
         self.seen = [seen + n for seen, n in zip(self.seen, counts, strict=True)]
         self.oldest = [max(oldest, seen - self.room) for oldest, seen in zip(self.oldest, self.seen, strict=True)]
 
@@ -188,14 +194,23 @@ class Cache:
         keep = self.keep
         if keep == 0 or not counts:
             return
-        self.known = [min(keep, known + n) for known, n in zip(self.known, counts, strict=True)]
         if min(counts) == max(counts):
             copy(inputs, [0] * len(counts), self.inputs, [self.tail] * len(counts), counts)
-            self.tail = (self.tail + counts[0]) % keep
+            self._remembered(counts)
             return
+        self._know(counts)
         joined = torch.cat([self.recent, inputs.to(self.inputs.dtype)], dim=1)
         place = torch.tensor(counts, device=joined.device)[:, None] + torch.arange(keep, device=joined.device)
         self._set_recent(joined.gather(1, place[..., None].expand(-1, -1, joined.shape[2])))
+
+    def _remembered(self, counts: list[int]) -> None:
+        """As many inputs of each row are written at `tail`."""
+        if self.keep and counts:
+            self._know(counts)
+            self.tail = (self.tail + counts[0]) % self.keep
+
+    def _know(self, counts: list[int]) -> None:
+        self.known = [min(self.keep, known + n) for known, n in zip(self.known, counts, strict=True)]
 
     def _set_recent(self, values: Tensor) -> None:
         self.inputs.copy_(values)

@@ -21,6 +21,8 @@ from hypermlp.config import IGNORED, INIT_STD, Init
 from hypermlp.mixers import build_mixer
 from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
 from hypermlp.mixers.lags import LagExtension, check_longer, fill
+from hypermlp.mixers.modules import known
+from hypermlp.models.step import Parts, explain, find_obstacle, step
 from hypermlp.ops.observer import is_traced, transform
 
 Style = Literal["llama", "gpt2"]
@@ -114,6 +116,7 @@ class ModelConfig:
         return cls(**values)
 
 
+@known
 class SwiGLU(nn.Module):
     """(silu(x W_gate) ⊙ x W_up) W_down."""
 
@@ -126,6 +129,7 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+@known
 class GELU(nn.Module):
     """gelu(x W_up) W_down, as in GPT-2."""
 
@@ -137,6 +141,7 @@ class GELU(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
+@known
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + feed-forward(norm(x))."""
 
@@ -213,6 +218,10 @@ class LanguageModel(nn.Module):
             at: (batch, time), True where logits are wanted, in the order of the tokens. The others' are not computed: with a
                 large vocabulary and few scored tokens the head is most of a model's work.
         """
+        if cache is not None and attention_mask is None and cu_seqlens is None and at is None:
+            logits = step(self, self._parts(), tokens, cache.layers)
+            if logits is not None:
+                return logits
         cu_seqlens = as_bounds(cu_seqlens, tokens)
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}; they must be whole numbers (batch, time)")
@@ -230,6 +239,16 @@ class LanguageModel(nn.Module):
             else:
                 x = block(x, **options)
         return self.head(self.norm(x if at is None else x[at]))
+
+    def _parts(self) -> Parts:
+        return Parts(self.embedding, self.positions, self.blocks, self.norm, self.head)
+
+    def explain(self, tokens: Tensor, cache: ModelCache) -> str:
+        """Which way decoding these tokens (B T) takes, "model" (one call of compiled code) or "blocks", and why.
+
+        Nothing is computed. Which way a layer takes within a block says its own `explain`.
+        """
+        return explain(find_obstacle(self, self._parts(), tokens, cache.layers))
 
     def extended(self, length: int, lag_extension: LagExtension | None = None) -> LanguageModel:
         """A new model with these weights and a longer context, to be continued there.

@@ -22,12 +22,7 @@ template <template <class> class R, class E, class X> void dots(i64 n, R<E> rows
             a2 += xv * load(r[2] + j);
             a3 += xv * load(r[3] + j);
         }
-        v4 s[4][VL / 4];
-        memcpy(s[0], &a0, sizeof a0), memcpy(s[1], &a1, sizeof a1), memcpy(s[2], &a2, sizeof a2), memcpy(s[3], &a3, sizeof a3);
-        for (int i = 0; i < 4; i++)
-            for (int j = 1; j < VL / 4; j++) s[i][0] += s[i][j];
-        transpose4(s[0][0], s[1][0], s[2][0], s[3][0]);
-        v4 total = (s[0][0] + s[1][0]) + (s[2][0] + s[3][0]);
+        v4 total = sums(a0, a1, a2, a3);
         *(v4_mem *)(out + c) = total;
         for (i64 i = 0; i < 4; i++)
             for (i64 j = full; j < width; j++) out[c + i] += value(x[j]) * value(r[i][j]);
@@ -62,7 +57,8 @@ template <template <class> class R, class E> void weighted_sum(i64 n, const floa
     }
 }
 
-template <class E> struct RowWork {
+// E: what k and v are; P: what the factors are; X: what q, the controls and o are.
+template <class E, class F = float, class X = E> struct RowWork {
     const Plan &P;
     std::vector<i64> first_block;  // of each unit (row, head)
     std::vector<i64> first_slot;   // offset of each unit's slots in z
@@ -123,7 +119,7 @@ template <class E> struct RowWork {
         for (i64 unit = 0; unit < units; unit++) finish(unit);
     }
     // Sum of the partial results of a unit's blocks, times the row's controls.
-    void gather(const float *partial, i64 width, i64 offset, i64 R, i64 unit, const E *control, float *t) const {
+    void gather(const float *partial, i64 width, i64 offset, i64 R, i64 unit, const X *control, float *t) const {
         for (i64 r = 0; r < R; r++) t[r] = 0.0f;
         for (i64 k = first_block[unit]; k < first_block[unit + 1]; k++)
             for (i64 r = 0; r < R; r++) t[r] += partial[k * width + offset + r];
@@ -135,9 +131,9 @@ template <class E> struct RowWork {
         for (i64 part = 0; part < P.parts; part++) {
             i64 g = P.routing(b.h, part);
             float *x = z + part * slots + first_slot[b.unit] + b.j, *t = t1 + (b.k * P.parts + part) * p.R1;
-            dots(b.n, slots_from<E>(p.k, p.S, b.s.b, b.s.c0 + b.j, g), at<E>(p.q, b.s.b, b.s.row, g), p.K, x);
+            dots(b.n, slots_from<E>(p.k, p.S, b.s.b, b.s.c0 + b.j, g), at<X>(p.q, b.s.b, b.s.row, g), p.K, x);
             memset(t, 0, R1 * sizeof(float));
-            if (R1) weighted_sum(b.n, x, Rows<float>{p.A1 + (g * p.L + b.u) * R1, R1}, R1, t);
+            if (R1) weighted_sum(b.n, x, Rows<F>{(const F *)p.A1 + (g * p.L + b.u) * R1, R1}, R1, t);
         }
     }
     void activations(Piece b) const {  // h, a in place of z_gate, and this block's share of t2 and of the norm
@@ -152,15 +148,15 @@ template <class E> struct RowWork {
                 memcpy(hidden[part], x, b.n * sizeof(float));
                 continue;
             }
-            gather(t1, P.parts * p.R1, part * p.R1, R1, b.unit, at<E>(p.s1, b.s.b, b.s.row, g), t);
-            dots(b.n, Rows<float>{p.B1 + (g * p.L + b.u) * R1, R1}, t, R1, hidden[part]);
-            mix_in(b.n, x, p.shortcut1, p.diag1 ? p.diag1 + g * p.L + b.u : nullptr, hidden[part]);
+            gather(t1, P.parts * p.R1, part * p.R1, R1, b.unit, at<X>(p.s1, b.s.b, b.s.row, g), t);
+            dots(b.n, Rows<F>{(const F *)p.B1 + (g * p.L + b.u) * R1, R1}, t, R1, hidden[part]);
+            mix_in(b.n, x, p.shortcut1, p.diag1 ? (const F *)p.diag1 + g * p.L + b.u : nullptr, hidden[part]);
         }
         activate_row(P.glu, round_up(b.n, VL2), hidden[0], hidden[1], hidden[0], sq);  // cells beyond n are zero
         squares[b.k] = sum(load(sq));
         memcpy(a, hidden[0], b.n * sizeof(float));
         memset(t2 + b.k * p.R2, 0, R2 * sizeof(float));
-        if (R2) weighted_sum(b.n, a, Rows<float>{p.B2 + (b.h * p.L + b.u) * R2, R2}, R2, t2 + b.k * p.R2);
+        if (R2) weighted_sum(b.n, a, Rows<F>{(const F *)p.B2 + (b.h * p.L + b.u) * R2, R2}, R2, t2 + b.k * p.R2);
     }
     void readout(Piece b) const {  // w and this block's share of õ
         const hm_args &p = P.p;
@@ -168,18 +164,18 @@ template <class E> struct RowWork {
         float weight[DB], *t = mixed + b.k * std::max(p.R1, p.R2);
         const float *a = z + first_slot[b.unit] + b.j, *x = a;
         if (R2) {
-            gather(t2, p.R2, 0, R2, b.unit, at<E>(p.s2, b.s.b, b.s.row, b.h), t);
-            dots(b.n, Rows<float>{p.A2 + (b.h * p.L + b.u) * R2, R2}, t, R2, weight);
-            mix_in(b.n, a, p.shortcut2, p.diag2 ? p.diag2 + b.h * p.L + b.u : nullptr, weight);
+            gather(t2, p.R2, 0, R2, b.unit, at<X>(p.s2, b.s.b, b.s.row, b.h), t);
+            dots(b.n, Rows<F>{(const F *)p.A2 + (b.h * p.L + b.u) * R2, R2}, t, R2, weight);
+            mix_in(b.n, a, p.shortcut2, p.diag2 ? (const F *)p.diag2 + b.h * p.L + b.u : nullptr, weight);
             x = weight;
         }
         memset(out + b.k * p.V, 0, p.V * sizeof(float));
         weighted_sum(b.n, x, slots_from<E>(p.v, p.S, b.s.b, b.s.c0 + b.j, b.h), p.V, out + b.k * p.V);
     }
-    static void mix_in(i64 n, const float *x, bool shortcut, const float *diag, float *y) {
+    static void mix_in(i64 n, const float *x, bool shortcut, const F *diag, float *y) {
         float one = shortcut ? 1.0f : 0.0f;
         if (diag)
-            for (i64 c = 0; c < n; c++) y[c] += x[c] * (one + diag[c]);
+            for (i64 c = 0; c < n; c++) y[c] += x[c] * (one + value(diag[c]));
         else if (shortcut)
             for (i64 c = 0; c < n; c++) y[c] += x[c];
     }
@@ -193,9 +189,20 @@ template <class E> struct RowWork {
         p.rho[(s.b * p.T + s.row) * p.H + h] = rho;
         for (i64 k = first_block[unit] + 1; k < first_block[unit + 1]; k++)
             for (i64 j = 0; j < p.V; j++) first[j] += out[k * p.V + j];
-        write_rows(first, p.V, 1, p.V, &inv, at<E>(p.o, s.b, s.row, h), p.o.t);
+        write_rows(first, p.V, 1, p.V, &inv, at<X>(p.o, s.b, s.row, h), p.o.t);
     }
 };
+
+// A call all of whose spans are rows.
+template <class E, class F> int run_rows(const hm_args &p) {
+    Plan P(p, false);
+    RowWork<E, F, float> rows(P);
+    Block shared;
+    if (!P.strips.empty()) return 2;
+    if (!shared.carve([&](Arena &mem) { rows.carve(mem); })) return 1;
+    rows.run();
+    return 0;
+}
 
 template <class E> int run_forward(const hm_args &p) {
     Plan P(p, false);

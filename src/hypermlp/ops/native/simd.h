@@ -75,6 +75,12 @@ HM_INLINE float value(bf16 x) {
     return y;
 }
 
+// Codes of 8 bits, read as whole numbers.
+typedef int8_t vc __attribute__((vector_size(VL)));
+typedef int8_t vc_mem __attribute__((vector_size(VL), aligned(1), may_alias));
+HM_INLINE vf load(const int8_t *p) { return __builtin_convertvector(__builtin_convertvector(*(const vc_mem *)p, vi), vf); }
+HM_INLINE float value(int8_t x) { return x; }
+
 // Operands of large products are packed in words as wide as a float: one number, or two of bfloat16 where the machine multiplies
 // those. A word of two is moved as a float and never computed with as one.
 template <class E> constexpr i64 PER_WORD = 1;
@@ -127,6 +133,16 @@ HM_INLINE void transpose4(v4 &a, v4 &b, v4 &c, v4 &d) {
     b = HM_SHUFFLE(ab0, cd0, 2, 3, 6, 7);
     c = HM_SHUFFLE(ab1, cd1, 0, 1, 4, 5);
     d = HM_SHUFFLE(ab1, cd1, 2, 3, 6, 7);
+}
+
+// The sums of four vectors.
+HM_INLINE v4 sums(vf a, vf b, vf c, vf d) {
+    v4 s[4][VL / 4];
+    memcpy(s[0], &a, sizeof a), memcpy(s[1], &b, sizeof b), memcpy(s[2], &c, sizeof c), memcpy(s[3], &d, sizeof d);
+    for (int i = 0; i < 4; i++)
+        for (int j = 1; j < VL / 4; j++) s[i][0] += s[i][j];
+    transpose4(s[0][0], s[1][0], s[2][0], s[3][0]);
+    return (s[0][0] + s[1][0]) + (s[2][0] + s[3][0]);
 }
 
 // The elementary functions work on pairs of vectors: their chains of dependent steps are long, and two chains side by side

@@ -1,0 +1,211 @@
+"""One token of each row through a whole language model in one call: whether it may be, asked once until the model changes.
+
+The call computes what the modules compute (norms, HyperGLU or HyperMLP, feed-forwards, head), in float32 between weights of
+float32, bfloat16 or 8 bits. Whatever the modules would show somebody else, or compute otherwise, takes their path.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+
+from hypermlp.cache import Cache
+from hypermlp.mixers.decode import Prepared, step_parameters, takes, unreadable
+from hypermlp.mixers.hyper import HyperGLU, HyperMLP
+from hypermlp.mixers.int8 import DECODED, weights_of
+from hypermlp.mixers.modules import Watch, find_hooked, known
+from hypermlp.mixers.route import observed
+from hypermlp.ops import dispatch
+from hypermlp.ops.native.decode import BlockParts, LayerCall, ModelCall, Norm
+from hypermlp.ops.observer import ORDINARY, is_traced
+
+logger = logging.getLogger("hypermlp.route")
+known(nn.Embedding), known(nn.RMSNorm), known(nn.LayerNorm), known(nn.ModuleList)
+known(HyperGLU), known(HyperMLP)
+
+
+class Parts(NamedTuple):
+    """What a language model is made of, whoever owns it."""
+
+    embedding: nn.Module
+    positions: nn.Module | None
+    blocks: Sequence[nn.Module]
+    norm: nn.Module
+    head: nn.Module
+
+
+class ModelStep:
+    """A model's call, laid out; or why it cannot be."""
+
+    def __init__(self, model: nn.Module, parts: Parts) -> None:
+        self.call: ModelCall | None = None
+        self.why = obstacle(model, parts)
+        if self.why is not None:
+            return
+        self.watch = Watch(model)
+        self.mixers = [mixer_of(block) for block in parts.blocks]
+        self.configs = [mixer.config for mixer in self.mixers]
+        self.specs = [mixer.cache_spec() for mixer in self.mixers]
+        self.dtype = parts.norm.weight.dtype
+        self.call = lay_out(parts)
+        self.attached: list[tuple[ref[Cache], ref[Tensor]]] = []
+
+    def holds(self) -> bool:
+        """Whether it still is what would be laid out now."""
+        if self.call is None or any(mixer.config is not c for mixer, c in zip(self.mixers, self.configs, strict=True)):
+            return False
+        return self.watch.unchanged()
+
+    def run(self, tokens: Tensor, layers: Sequence[Cache]) -> Tensor:
+        """Logits (B 1 V) of tokens (B 1), which join the caches."""
+        call, counts = self.call, [1] * tokens.shape[0]
+        assert call is not None
+        if call.batch != tokens.shape[0]:
+            call.resize(tokens.shape[0])
+            self.attached = []
+        if call.arguments.positions:
+            call.places_view[:] = layers[0].seen
+        call.spans_view[:] = [layer.reserve(counts) for layer in layers]
+        if not self._is_attached(layers):
+            for own, layer in zip(call.layers, layers, strict=True):
+                own.attach(layer.slots["k"], layer.slots["v"], layer.inputs)
+            self.attached = [(ref(layer), ref(layer.slots["k"])) for layer in layers]
+        for own, layer in zip(call.layers, layers, strict=True):
+            own.arguments.tail = layer.tail
+        logits = call.run(tokens if tokens.dtype is torch.int64 and tokens.is_contiguous() else tokens.long().contiguous())
+        for layer in layers:
+            layer.commit(None, counts)
+        return logits if self.dtype is torch.float32 else logits.to(self.dtype)
+
+    def _is_attached(self, layers: Sequence[Cache]) -> bool:
+        if len(self.attached) != len(layers):
+            return False
+        return all(own() is layer and k() is layer.slots["k"] for (own, k), layer in zip(self.attached, layers, strict=True))
+
+
+_steps: WeakKeyDictionary[nn.Module, ModelStep] = WeakKeyDictionary()
+
+
+def step(model: nn.Module, parts: Parts, tokens: Tensor, layers: Sequence[Cache]) -> Tensor | None:
+    """Logits (B 1 V) of one token for each row (B 1), which join the caches; None where the modules must be called.
+
+    Nothing has changed then, and the modules find whatever is wrong with the arguments.
+    """
+    why = find_obstacle(model, parts, tokens, layers)
+    if not torch.compiler.is_compiling():
+        logger.debug("%s", explain(why))
+    if why is not None:
+        return None
+    try:
+        return _steps[model].run(tokens, layers)
+    except IndexError:
+        return None
+
+
+def explain(why: str | None) -> str:
+    return "model (native): one token for each row of a cache" if why is None else f"blocks: {why}"
+
+
+def find_obstacle(model: nn.Module, parts: Parts, tokens: Tensor, layers: Sequence[Cache]) -> str | None:
+    """Why this call goes through the modules; None if it is one of compiled code."""
+    if is_traced():
+        return "a compiler or a dispatch mode sees every operation"
+    if tokens.dim() != 2 or tokens.shape[1] != 1 or not tokens.shape[0]:
+        return "one call takes one token for each row"
+    if type(tokens) not in ORDINARY or not tokens.is_cpu or tokens.is_floating_point() or len(layers) != len(parts.blocks):
+        return "tokens or caches that the modules refuse, or a tensor subclass"
+    found = _steps.get(model)
+    if found is None or not found.holds():
+        found = _steps[model] = ModelStep(model, parts)
+    if found.why is not None:
+        return found.why
+    if torch.is_grad_enabled() and any(p.requires_grad for p in found.watch.parameters):
+        return "gradients are recorded"
+    return surroundings(found, tokens, layers)
+
+
+def surroundings(found: ModelStep, tokens: Tensor, layers: Sequence[Cache]) -> str | None:
+    """What about this one call the modules must see."""
+    weight = found.watch.parameters[0]
+    for mixer in found.mixers:
+        why = observed(mixer, weight, "native")
+        if why is not None:
+            return why
+    for impl, aligner in {(c.impl_default, c.aligner_kind) for c in found.configs}:
+        resolved = dispatch._resolve(impl, "cpu", str(found.dtype).removeprefix("torch."), aligner)
+        if resolved != "native":
+            return f"impl={resolved!r}"
+    for layer, spec in zip(layers, found.specs, strict=True):
+        if type(layer) is not Cache or layer.spec != spec or layer.batch_size != tokens.shape[0] or not takes(layer):
+            return "a cache that is not of this model, or elsewhere"
+        if layer.inputs.is_inference() and not torch.is_inference_mode_enabled():
+            return "a cache made in inference mode"
+    return None
+
+
+def mixer_of(block: nn.Module) -> HyperGLU:
+    mixer = block.get_submodule("mixer")
+    assert isinstance(mixer, HyperGLU)
+    return mixer
+
+
+def obstacle(model: nn.Module, parts: Parts) -> str | None:
+    """What about the model only its modules know."""
+    from hypermlp.models.lm import GELU, SwiGLU
+
+    for block in parts.blocks:
+        mixer, ffn = block.get_submodule("mixer"), block.get_submodule("ffn")
+        if type(mixer) not in (HyperGLU, HyperMLP):
+            return f"{type(mixer).__name__} is no layer that decodes in one call"
+        if type(ffn) not in (SwiGLU, GELU):
+            return f"{type(ffn).__name__} is no feed-forward of this package"
+        why = Prepared(mixer).why
+        if why is not None:
+            return why
+    hooked = find_hooked(model, DECODED)
+    if hooked is not None:
+        return f"{hooked} is hooked, wrapped, replaced, quantised or sharded, or a global hook listens"
+    replaced = [
+        name for name in ("mix", "run", "prepare", "arrange", "forward") if any(name in vars(m) for m in model.modules())
+    ]
+    if replaced:
+        return f"a {replaced[0]} of its own"
+    norms = [parts.norm, *(block.get_submodule(name) for block in parts.blocks for name in ("norm_mixer", "norm_ffn"))]
+    embeddings = [parts.embedding, *([] if parts.positions is None else [parts.positions])]
+    C = parts.embedding.weight.shape[1]
+    if any(
+        type(norm) not in (nn.RMSNorm, nn.LayerNorm) or norm.normalized_shape != (C,) or norm.weight is None for norm in norms
+    ):
+        return "a norm that is not over the model's width"
+    if any(type(e) is not nn.Embedding or e.max_norm is not None for e in embeddings):
+        return "an embedding that changes as it is read"
+    linears = [parts.head, *linears_of(parts.blocks)]
+    if parts.embedding.weight.shape[0] != len(weights_of(parts.head).weight):
+        return "a head of another vocabulary than the embedding's"
+    mixed = [t for block in parts.blocks for t in step_parameters(mixer_of(block))[1:]]
+    return unreadable(map(weights_of, linears), [*mixed, *(p for m in (*norms, *embeddings) for p in m.parameters())])
+
+
+def linears_of(blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    return [m for block in blocks for name in ("gate", "up", "down") if (m := getattr(block.ffn, name, None)) is not None]
+
+
+def norm_of(norm: nn.Module) -> Norm:
+    eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps  # what torch takes, also for bfloat16
+    return Norm(norm.weight, getattr(norm, "bias", None), eps, isinstance(norm, nn.LayerNorm))
+
+
+def lay_out(parts: Parts) -> ModelCall:
+    blocks = []
+    for block in parts.blocks:
+        mixer = mixer_of(block)
+        gate, up, down = (weights_of(getattr(block.ffn, name, None)) for name in ("gate", "up", "down"))
+        call = LayerCall(step_parameters(mixer), mixer.shape())
+        blocks.append(BlockParts(call, norm_of(block.norm_mixer), norm_of(block.norm_ffn), gate, up, down))
+    positions = None if parts.positions is None else parts.positions.weight
+    return ModelCall(parts.embedding.weight, positions, blocks, norm_of(parts.norm), weights_of(parts.head))
