@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -170,6 +171,10 @@ class Cache:
             begin = first % room
             spans.append([b, 0, n, begin, begin + seen - first + n])
         return spans
+
+    def standing(self) -> tuple[Any, ...]:
+        """What the next reservation depends on."""
+        return self.room, self.window, self.rewind, self.seen, self.oldest
 
     def commit(self, inputs: Tensor | None, counts: list[int]) -> None:
         """Count the new tokens as held, now that their slots are written.
@@ -397,6 +402,35 @@ class Cache:
 
     def __repr__(self) -> str:
         return f"Cache(lengths={self.seen}, window={self.window}, room={self.room}, nbytes={self.nbytes:,})"
+
+
+def reserve_all(caches: Sequence[Cache], counts: list[int]) -> list[list[list[int]]]:
+    """`reserve` of every layer's cache; they mostly stand alike, and then one answer holds for all."""
+    first = caches[0]
+    before = first.standing()
+    spans = first.reserve(counts)
+    alike = first.room == before[0]
+    found = [spans]
+    for cache in caches[1:]:
+        if alike and cache.standing() == before:
+            cache.oldest = first.oldest.copy()
+            found.append(spans)
+        else:
+            found.append(cache.reserve(counts))
+    return found
+
+
+def commit_all(caches: Sequence[Cache], counts: list[int]) -> None:
+    """`commit` of what compiled code has written into every layer's cache."""
+    first = caches[0]
+    before, known = first.standing(), first.known
+    first.commit(None, counts)
+    for cache in caches[1:]:
+        if cache.standing() == before and cache.known == known and cache.keep == first.keep:
+            cache.seen, cache.oldest, cache.known = first.seen.copy(), first.oldest.copy(), first.known.copy()
+            cache.tail = (cache.tail + counts[0]) % cache.keep if cache.keep else 0
+        else:
+            cache.commit(None, counts)
 
 
 def on_host(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:

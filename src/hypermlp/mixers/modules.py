@@ -21,7 +21,7 @@ KNOWN: dict[type[nn.Module], Callable[..., Any]] = {nn.Linear: nn.Linear.forward
 
 Kinds = Mapping[type[nn.Module], Callable[..., Any]]
 Kind = TypeVar("Kind", bound=type[nn.Module])
-SHAPE, DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
+DTYPE = operator.attrgetter("dtype")
 
 
 def known(kind: Kind) -> Kind:
@@ -71,21 +71,25 @@ class Watch:
             d for m in modules[1:] for d in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks)
         ]
         self.own = [d for m in modules for d in (m._modules, m._parameters)]
-        self.parts = list(chain.from_iterable(map(dict.values, self.own)))
+        self.counts = list(map(len, self.own))
+        self.full = [d for d in self.own if d]
+        self.parts = list(chain.from_iterable(map(dict.values, self.full)))
         self.parameters = [p for p in self.parts if isinstance(p, Tensor)]
         self.places = self._places()
 
     def _places(self) -> list[Any]:
         found = self.parameters
-        return [*map(Tensor.data_ptr, found), *map(Tensor.stride, found), *map(SHAPE, found), *map(DTYPE, found)]
+        return [*map(Tensor.data_ptr, found), *map(Tensor.stride, found), *map(Tensor.numel, found), *map(DTYPE, found)]
 
     def unchanged(self) -> bool:
         if any(self.hooks) or _has_any_global_hook() or list(map(type, self.modules)) != self.kinds:
             return False
         if list(map(len, self.attributes)) != self.sizes or any(kind.forward is not known for kind, known in self.forwards):
             return False
-        parts = list(chain.from_iterable(map(dict.values, self.own)))
-        return len(parts) == len(self.parts) and all(map(operator.is_, parts, self.parts)) and self._places() == self.places
+        if list(map(len, self.own)) != self.counts:
+            return False
+        parts = chain.from_iterable(map(dict.values, self.full))
+        return all(map(operator.is_, parts, self.parts)) and self._places() == self.places
 
 
 def join_linears(x: Tensor, modules: Sequence[nn.Module]) -> Tensor | None:

@@ -14,16 +14,17 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from hypermlp.cache import Cache
-from hypermlp.mixers.decode import Prepared, step_parameters, takes, unreadable
+from hypermlp.cache import Cache, commit_all, reserve_all
+from hypermlp.mixers.decode import HOOKED, Prepared, step_parameters, takes, unreadable
 from hypermlp.mixers.hyper import HyperGLU, HyperMLP
 from hypermlp.mixers.int8 import DECODED, weights_of
 from hypermlp.mixers.modules import Watch, find_hooked, known
-from hypermlp.mixers.route import observed
+from hypermlp.mixers.route import flow_of_the_paper
 from hypermlp.ops import dispatch
 from hypermlp.ops.native.decode import BlockParts, LayerCall, ModelCall, Norm
-from hypermlp.ops.observer import ORDINARY, is_traced
+from hypermlp.ops.observer import Observer, observer_of, transform
 
+OVERRIDDEN = ("forward", "mix", "run", "prepare", "arrange", "project", "read_out")  # what someone may set on a module
 logger = logging.getLogger("hypermlp.route")
 known(nn.Embedding), known(nn.RMSNorm), known(nn.LayerNorm), known(nn.ModuleList)
 known(HyperGLU), known(HyperMLP)
@@ -50,6 +51,9 @@ class ModelStep:
         self.watch = Watch(model)
         self.mixers = [mixer_of(block) for block in parts.blocks]
         self.configs = [mixer.config for mixer in self.mixers]
+        self.dropping = [mixer for mixer in self.mixers if mixer.config.dropout]
+        self.kinds = set(map(type, self.mixers))
+        self.choices = {(c.impl_default, c.aligner_kind) for c in self.configs}
         self.specs = [mixer.cache_spec() for mixer in self.mixers]
         self.dtype = parts.norm.weight.dtype
         self.call = lay_out(parts)
@@ -70,7 +74,7 @@ class ModelStep:
             self.attached = []
         if call.arguments.positions:
             call.places_view[:] = layers[0].seen
-        call.spans_view[:] = [layer.reserve(counts) for layer in layers]
+        call.spans_view[:] = reserve_all(layers, counts)
         if not self._is_attached(layers):
             for own, layer in zip(call.layers, layers, strict=True):
                 own.attach(layer.slots["k"], layer.slots["v"], layer.inputs)
@@ -78,8 +82,7 @@ class ModelStep:
         for own, layer in zip(call.layers, layers, strict=True):
             own.arguments.tail = layer.tail
         logits = call.run(tokens if tokens.dtype is torch.int64 and tokens.is_contiguous() else tokens.long().contiguous())
-        for layer in layers:
-            layer.commit(None, counts)
+        commit_all(layers, counts)
         return logits if self.dtype is torch.float32 else logits.to(self.dtype)
 
     def _is_attached(self, layers: Sequence[Cache]) -> bool:
@@ -97,7 +100,7 @@ def step(model: nn.Module, parts: Parts, tokens: Tensor, layers: Sequence[Cache]
     Nothing has changed then, and the modules find whatever is wrong with the arguments.
     """
     why = find_obstacle(model, parts, tokens, layers)
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and logger.isEnabledFor(logging.DEBUG):
         logger.debug("%s", explain(why))
     if why is not None:
         return None
@@ -113,12 +116,12 @@ def explain(why: str | None) -> str:
 
 def find_obstacle(model: nn.Module, parts: Parts, tokens: Tensor, layers: Sequence[Cache]) -> str | None:
     """Why this call goes through the modules; None if it is one of compiled code."""
-    if is_traced():
-        return "a compiler or a dispatch mode sees every operation"
+    if observer_of(tokens) is Observer.TRACER or transform() is not None:
+        return "a compiler, a dispatch mode, a transform or a tensor subclass sees every operation"
     if tokens.dim() != 2 or tokens.shape[1] != 1 or not tokens.shape[0]:
         return "one call takes one token for each row"
-    if type(tokens) not in ORDINARY or not tokens.is_cpu or tokens.is_floating_point() or len(layers) != len(parts.blocks):
-        return "tokens or caches that the modules refuse, or a tensor subclass"
+    if not tokens.is_cpu or tokens.is_floating_point() or len(layers) != len(parts.blocks):
+        return "tokens or caches that are elsewhere, or that the modules refuse"
     found = _steps.get(model)
     if found is None or not found.holds():
         found = _steps[model] = ModelStep(model, parts)
@@ -131,12 +134,13 @@ def find_obstacle(model: nn.Module, parts: Parts, tokens: Tensor, layers: Sequen
 
 def surroundings(found: ModelStep, tokens: Tensor, layers: Sequence[Cache]) -> str | None:
     """What about this one call the modules must see."""
-    weight = found.watch.parameters[0]
-    for mixer in found.mixers:
-        why = observed(mixer, weight, "native")
-        if why is not None:
-            return why
-    for impl, aligner in {(c.impl_default, c.aligner_kind) for c in found.configs}:
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast chooses the types"
+    if any(mixer.training for mixer in found.dropping):
+        return "dropout"
+    if any(getattr(kind, name) is not flow for kind in found.kinds for name, flow in flow_of_the_paper().items()):
+        return "a layer has a project or a read_out of its own"
+    for impl, aligner in found.choices:
         resolved = dispatch._resolve(impl, "cpu", str(found.dtype).removeprefix("torch."), aligner)
         if resolved != "native":
             return f"impl={resolved!r}"
@@ -169,12 +173,9 @@ def obstacle(model: nn.Module, parts: Parts) -> str | None:
             return why
     hooked = find_hooked(model, DECODED)
     if hooked is not None:
-        return f"{hooked} is hooked, wrapped, replaced, quantised or sharded, or a global hook listens"
-    replaced = [
-        name for name in ("mix", "run", "prepare", "arrange", "forward") if any(name in vars(m) for m in model.modules())
-    ]
-    if replaced:
-        return f"a {replaced[0]} of its own"
+        return f"{hooked} {HOOKED}"
+    if any(name in vars(module) for module in model.modules() for name in OVERRIDDEN):
+        return "a module with a method of its own"
     norms = [parts.norm, *(block.get_submodule(name) for block in parts.blocks for name in ("norm_mixer", "norm_ffn"))]
     embeddings = [parts.embedding, *([] if parts.positions is None else [parts.positions])]
     C = parts.embedding.weight.shape[1]

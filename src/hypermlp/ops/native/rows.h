@@ -11,7 +11,8 @@ namespace {
 
 // out[c] = x · row c, rows of `width` numbers
 template <template <class> class R, class E, class X> void dots(i64 n, R<E> rows, const X *x, i64 width, float *out) {
-    i64 full = round_down(width, VL), c = 0;
+    i64 full = round_down(width, VL), rest = width - full, c = 0;
+    vf last = rest ? load_some(x + full, rest) : vf{};
     for (; c + 4 <= n; c += 4) {
         const E *r[4] = {rows[c], rows[c + 1], rows[c + 2], rows[c + 3]};
         vf a0{}, a1{}, a2{}, a3{};
@@ -22,23 +23,41 @@ template <template <class> class R, class E, class X> void dots(i64 n, R<E> rows
             a2 += xv * load(r[2] + j);
             a3 += xv * load(r[3] + j);
         }
-        v4 total = sums(a0, a1, a2, a3);
-        *(v4_mem *)(out + c) = total;
-        for (i64 i = 0; i < 4; i++)
-            for (i64 j = full; j < width; j++) out[c + i] += value(x[j]) * value(r[i][j]);
+        if (rest) {
+            a0 += last * load_some(r[0] + full, rest);
+            a1 += last * load_some(r[1] + full, rest);
+            a2 += last * load_some(r[2] + full, rest);
+            a3 += last * load_some(r[3] + full, rest);
+        }
+        *(v4_mem *)(out + c) = sums(a0, a1, a2, a3);
     }
     for (; c < n; c++) {
         const E *r = rows[c];
         vf a{};
         for (i64 j = 0; j < full; j += VL) a += load(x + j) * load(r + j);
-        float s = sum(a);
-        for (i64 j = full; j < width; j++) s += value(x[j]) * value(r[j]);
-        out[c] = s;
+        if (rest) a += last * load_some(r + full, rest);
+        out[c] = sum(a);
     }
+}
+
+// acc += Σ_c x[c] · row c, for rows of N vectors: the sums stay in registers.
+template <int N, template <class> class R, class E> void narrow_sum(i64 n, const float *x, R<E> rows, float *acc) {
+    vf even[N], odd[N] = {};
+    for (int j = 0; j < N; j++) even[j] = load(acc + j * VL);
+    i64 c = 0;
+    for (; c + 2 <= n; c += 2) {
+        const E *r0 = rows[c], *r1 = rows[c + 1];
+        for (int j = 0; j < N; j++) even[j] += x[c] * load(r0 + j * VL), odd[j] += x[c + 1] * load(r1 + j * VL);
+    }
+    for (int j = 0; j < N && c < n; j++) even[j] += x[c] * load(rows[c] + j * VL);
+    for (int j = 0; j < N; j++) store(acc + j * VL, even[j] + odd[j]);
 }
 
 // acc += Σ_c x[c] · row c
 template <template <class> class R, class E> void weighted_sum(i64 n, const float *x, R<E> rows, i64 width, float *acc) {
+    if (width == VL) return narrow_sum<1>(n, x, rows, acc);
+    if (width == 2 * VL) return narrow_sum<2>(n, x, rows, acc);
+    if (width == 4 * VL) return narrow_sum<4>(n, x, rows, acc);
     i64 c = 0;
     for (; c + 4 <= n; c += 4) {
         const E *r0 = rows[c], *r1 = rows[c + 1], *r2 = rows[c + 2], *r3 = rows[c + 3];

@@ -9,7 +9,7 @@
 
 #include "arguments.h"
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -59,7 +59,15 @@ typedef uint32_t vu __attribute__((vector_size(VL * 4)));
 typedef uint16_t vh __attribute__((vector_size(VL * 2)));
 typedef uint16_t vh_mem __attribute__((vector_size(VL * 2), aligned(2), may_alias));
 
-HM_INLINE vf load(const bf16 *p) { return (vf)(__builtin_convertvector(*(const vh_mem *)p, vu) << 16); }
+// What compilers make of __builtin_convertvector here is many instructions, where these processors have one.
+#if defined(__AVX512F__)
+HM_INLINE vu widen(const vh_mem *p) { return (vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
+#elif defined(__AVX2__)
+HM_INLINE vu widen(const vh_mem *p) { return (vu)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)); }
+#else
+HM_INLINE vu widen(const vh_mem *p) { return __builtin_convertvector(*p, vu); }
+#endif
+HM_INLINE vf load(const bf16 *p) { return (vf)(widen((const vh_mem *)p) << 16); }
 HM_INLINE vh to_half(vf x) {  // to the nearest, ties to even; a NaN stays one
     vu bits = (vu)x, nan = (vu)(x != x);
     vu rounded = bits + 0x7fff + (bits >> 16 & 1);
@@ -76,9 +84,15 @@ HM_INLINE float value(bf16 x) {
 }
 
 // Codes of 8 bits, read as whole numbers.
-typedef int8_t vc __attribute__((vector_size(VL)));
+#if defined(__AVX512F__)
+HM_INLINE vi widen(const int8_t *p) { return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+#elif defined(__AVX2__)
+HM_INLINE vi widen(const int8_t *p) { return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+#else
 typedef int8_t vc_mem __attribute__((vector_size(VL), aligned(1), may_alias));
-HM_INLINE vf load(const int8_t *p) { return __builtin_convertvector(__builtin_convertvector(*(const vc_mem *)p, vi), vf); }
+HM_INLINE vi widen(const int8_t *p) { return __builtin_convertvector(*(const vc_mem *)p, vi); }
+#endif
+HM_INLINE vf load(const int8_t *p) { return __builtin_convertvector(widen(p), vf); }
 HM_INLINE float value(int8_t x) { return x; }
 
 // Operands of large products are packed in words as wide as a float: one number, or two of bfloat16 where the machine multiplies
@@ -215,6 +229,9 @@ template <int STEP, class F> HM_INLINE void in_steps(i64 n, F f) {
 }
 template <class F> HM_INLINE void each_vector(i64 n, F f) { in_steps<VL>(n, f); }
 template <class F> HM_INLINE void each_pair(i64 n, F f) { in_steps<VL2>(n, f); }
+#if defined(__AVX512F__)
+HM_INLINE vf load_some(const float *p, i64 n) { return n == VL ? load(p) : (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
+#endif
 template <class E> HM_INLINE vf load_some(const E *p, i64 n) {
     if (n == VL) return load(p);
     E part[VL] = {};
