@@ -9,12 +9,20 @@ namespace {
 // Few rows against many slots: k, v and the parameters are read where they are, once per stage. A row is cut in blocks of DB
 // slots whose sums are added in order, so that the result does not depend on the number of threads.
 
+// Asks for a row before it is needed: rows of one head lie apart, where the processor does not foresee them.
+template <class E> HM_INLINE void fetch(const E *row, i64 width) {
+    for (i64 j = 0; j < width * (i64)sizeof(E); j += 64) __builtin_prefetch((const char *)row + j);
+}
+constexpr i64 AHEAD = 12;  // rows
+
 // out[c] = x · row c, rows of `width` numbers
 template <template <class> class R, class E, class X> void dots(i64 n, R<E> rows, const X *x, i64 width, float *out) {
     i64 full = round_down(width, VL), rest = width - full, c = 0;
     vf last = rest ? load_some(x + full, rest) : vf{};
     for (; c + 4 <= n; c += 4) {
         const E *r[4] = {rows[c], rows[c + 1], rows[c + 2], rows[c + 3]};
+        if (c + AHEAD + 4 <= n)
+            for (i64 i = 0; i < 4; i++) fetch(rows[c + AHEAD + i], width);
         vf a0{}, a1{}, a2{}, a3{};
         for (i64 j = 0; j < full; j += VL) {
             vf xv = load(x + j);
@@ -61,6 +69,8 @@ template <template <class> class R, class E> void weighted_sum(i64 n, const floa
     i64 c = 0;
     for (; c + 4 <= n; c += 4) {
         const E *r0 = rows[c], *r1 = rows[c + 1], *r2 = rows[c + 2], *r3 = rows[c + 3];
+        if (c + AHEAD + 4 <= n)
+            for (i64 i = 0; i < 4; i++) fetch(rows[c + AHEAD + i], width);
         each_vector(width, [&](i64 j, i64 k) {
             vf s = load_some(acc + j, k);
             s += x[c] * load_some(r0 + j, k);
