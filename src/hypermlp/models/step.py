@@ -144,6 +144,9 @@ def surroundings(found: ModelStep, tokens: Tensor, layers: Sequence[Cache]) -> s
         resolved = dispatch._resolve(impl, "cpu", str(found.dtype).removeprefix("torch."), aligner)
         if resolved != "native":
             return f"impl={resolved!r}"
+    assert found.call is not None
+    if found.call.arguments.positions and max(layers[0].seen) >= found.call.arguments.n_positions:
+        return "no learned position is left"
     for layer, spec in zip(layers, found.specs, strict=True):
         if type(layer) is not Cache or layer.spec != spec or layer.batch_size != tokens.shape[0] or not takes(layer):
             return "a cache that is not of this model, or elsewhere"

@@ -167,7 +167,8 @@ struct hm_model_args {
     void *parallel;
     const i64 *tokens;           // (B)
     const void *embedding;       // (V,C), bfloat16 where half
-    const void *positions;       // (…,C) or null
+    const void *positions;       // (n_positions,C) or null
+    i64 n_positions;
     const i64 *places;           // (B), rows of positions
     i64 half;
     const hm_block *blocks;      // depth

@@ -127,7 +127,8 @@ class ModelCall:
             parts.mixer.arguments, parts.mixer.mix = one.mixer, one.mixer.mix  # attached where the model reads it
         a = self.arguments = STRUCTURES["hm_model_args"](C=C, V=V, depth=len(blocks), half=is_half(dtype))
         a.embedding = pointer(embedding, (V, C), dtype)
-        a.positions = None if positions is None else pointer(positions, (len(positions), C), dtype)
+        if positions is not None:
+            a.positions, a.n_positions = pointer(positions, (len(positions), C), dtype), len(positions)
         a.norm, a.head, a.blocks = norm.arguments(C), linear(head, V, C), ctypes.addressof(made)
         self.layers = [parts.mixer for parts in blocks]
         self.kept: Any = (made, embedding, positions, blocks, norm, head)

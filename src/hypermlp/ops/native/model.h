@@ -66,6 +66,8 @@ struct Model {
     }
     bool agrees() const {
         if (!p.head.w || !linear_agrees(p.head, p.V, p.C)) return false;
+        for (i64 b = 0; b < p.B && p.positions; b++)
+            if (p.places[b] < 0 || p.places[b] >= p.n_positions) return false;
         for (i64 i = 0; i < p.depth; i++) {
             const hm_block &block = p.blocks[i];
             i64 width = block.up.n_out;

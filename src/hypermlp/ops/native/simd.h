@@ -230,7 +230,15 @@ template <int STEP, class F> HM_INLINE void in_steps(i64 n, F f) {
 template <class F> HM_INLINE void each_vector(i64 n, F f) { in_steps<VL>(n, f); }
 template <class F> HM_INLINE void each_pair(i64 n, F f) { in_steps<VL2>(n, f); }
 #if defined(__AVX512F__)
-HM_INLINE vf load_some(const float *p, i64 n) { return n == VL ? load(p) : (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
+HM_INLINE vf load_some(const float *p, i64 n) {
+    return n == VL ? load(p) : (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+}
+#endif
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+HM_INLINE vf load_some(const bf16 *p, i64 n) {
+    if (n == VL) return load(p);
+    return (vf)((vu)_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p)) << 16);
+}
 #endif
 template <class E> HM_INLINE vf load_some(const E *p, i64 n) {
     if (n == VL) return load(p);
