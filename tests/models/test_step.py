@@ -6,13 +6,14 @@ import copy
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from helpers import assert_same, error, perturb
-from hypermlp import LanguageModel, ModelConfig, generate, quantize
+from hypermlp import LanguageModel, ModelConfig, build_mixer, generate, load_model, quantize, save_model
 from hypermlp.mixers.int8 import Int8Linear
 from hypermlp.models import lm
 from hypermlp.models.lm import ModelCache
@@ -292,3 +293,65 @@ def test_quantised_is_the_dequantised_model() -> None:
     assert_same(quantised(tokens), dequantised(tokens), 1e-5)
     assert_same(decode(quantised, tokens, quantised.new_cache(2)), dequantised(tokens), 1e-4)
     assert sum(isinstance(m, nn.Linear) for m in quantised.modules()) == 0
+
+
+def test_codes_are_saved_and_loaded(tmp_path: Path) -> None:
+    model = quantize(make())
+    save_model(model, tmp_path)
+    loaded = load_model(tmp_path).eval()
+    assert loaded.head.codes.dtype == torch.int8
+    tokens = torch.randint(37, (1, 9))
+    assert torch.equal(loaded(tokens), model(tokens))
+    with pytest.raises(ValueError, match="quantize it afterwards"):
+        loaded.extended(48)
+
+
+@pytest.mark.parametrize("name", ["hyperglu", "softmax", "mamba", "gated_deltanet"])
+@torch.no_grad()
+def test_any_mixer_may_be_quantised(name: str) -> None:
+    mixer = build_mixer(name, 32, 16)
+    plain = copy.deepcopy(mixer)
+    quantize(mixer)
+    for part, module in mixer.named_modules():
+        if isinstance(module, Int8Linear):
+            plain.get_submodule(part).weight.copy_(module.weight)
+    x = torch.randn(2, 12, 32)
+    assert_same(mixer(x), plain(x), 1e-5)
+    cache = mixer.new_cache(2)
+    assert_same(torch.cat([mixer(part, cache=cache) for part in x.split(1, dim=1)], 1), plain(x), 1e-4)
+
+
+def test_a_weight_without_a_code_is_refused_and_what_is_hooked_stays() -> None:
+    linear = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match="not finite"), torch.no_grad():
+        linear.weight[0, 0] = torch.inf
+        quantize(nn.Sequential(linear))
+    hooked = nn.Sequential(nn.Linear(3, 2))
+    hooked[0].register_forward_hook(lambda *_: None)
+    assert type(quantize(hooked)[0]) is nn.Linear
+    zeros = nn.Linear(3, 2, bias=False)
+    nn.init.zeros_(zeros.weight)
+    assert not quantize(nn.Sequential(zeros))(torch.ones(1, 3)).any()
+
+
+@pytest.mark.parametrize("codes", [False, True], ids=["weights", "codes"])
+@torch.no_grad()
+def test_generate_of_transformers_takes_it(codes: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    heads = pytest.importorskip("hypermlp.models.hf.heads")
+    model, prompt, taken = heads.HyperForCausalLM.wrap(make(tied=False)), torch.randint(1, 37, (2, 5)), []
+    model = quantize(model.eval()) if codes else model.eval()
+    options = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
+    with monkeypatch.context() as m:
+        m.setattr(heads, "step", lambda *given: None)
+        expected = model.generate(prompt, **options)
+    real = heads.step
+    monkeypatch.setattr(heads, "step", lambda *given: (taken.append(1), real(*given))[1])
+    mask = torch.ones_like(prompt)
+    assert torch.equal(model.generate(prompt, attention_mask=mask, **options), expected)
+    assert len(taken) == 29
+    found = model.generate(prompt, output_hidden_states=True, return_dict_in_generate=True, **options)
+    assert torch.equal(found.sequences, expected)
+    assert len(found.hidden_states) == 30
+    if codes:
+        with pytest.raises(ValueError, match="before it is quantised"):
+            model.save_pretrained(tmp_path)

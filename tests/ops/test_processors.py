@@ -61,7 +61,8 @@ def calls() -> dict[str, Callable[[], object]]:
     k, v = torch.randn(4, 9, 4, 32), torch.randn(4, 9, 2, 32)
     spans = torch.tensor([[b, 0, 1, 0, 9] for b in range(4)])
     decoding = native.decode.LayerCall(step_parameters(layer), shape)
-    decoding.attach(k, v, torch.zeros(4, 3, 64))
+    past = torch.zeros(4, 3, 64)
+    decoding.attach(k, v, past)
     assert p.conv_k is not None
     assert p.conv_v is not None
     return {
@@ -71,7 +72,7 @@ def calls() -> dict[str, Callable[[], object]]:
         "scan backward": lambda: native.kernels.scan_backward(ends[0], ends[1], scanned, ends[2]),
         "layer forward": lambda: native.layer.forward(x, p, shape),
         "layer backward": lambda: native.layer.backward(y, x, kept, p, shape, wanted),
-        "step": lambda: decoding.run(x[:, :1], spans, 0),
+        "step": lambda: (past.zero_(), decoding.run(x[:, :1], spans, 0)),  # which joins the past
         "operator backward": lambda: kernels.backward(o, o, rho, inputs, problem.spec, None),
         "convolutions backward": lambda: native.kernels.convs_backward(x, x, x, p.conv_k, p.conv_v, None),
     }

@@ -16,6 +16,7 @@ from hypermlp.mixers.modules import KNOWN, Kinds, is_unhooked
 from hypermlp.ops.parameters import LinearWeights
 
 MOST = 127  # largest code
+CODES = ".codes"  # how the names of saved codes end
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 

@@ -20,6 +20,7 @@ from hypermlp.checks import at_least_one, choose_from
 from hypermlp.config import IGNORED, INIT_STD, Init
 from hypermlp.mixers import build_mixer
 from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
+from hypermlp.mixers.int8 import is_quantized
 from hypermlp.mixers.lags import LagExtension, check_longer, fill
 from hypermlp.mixers.modules import known
 from hypermlp.models.step import Parts, explain, find_obstacle, step
@@ -256,6 +257,8 @@ class LanguageModel(nn.Module):
         lag_extension: "hold", "decay", "zero" or "fresh", what HyperGLU and HyperMLP have at the new lags (mixers/lags.py);
             rivals have no parameters of lags and need none. Learned positions cannot be extended.
         """
+        if is_quantized(self):
+            raise ValueError("a model is extended with its own weights; quantize it afterwards")
         check_longer("length", length, self.config.length)
         like = self.embedding.weight
         new = LanguageModel(self.config.replace(length=length)).to(like.device, like.dtype)
