@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -253,6 +254,28 @@ def test_copies_pickles_and_threads_of_a_model_that_has_decoded() -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["model", "layer"])
+def test_threads_decode_the_same_model_at_once(whole: bool) -> None:
+    model, tokens, found = make(length=200), torch.randint(37, (4, 150)), {}
+    layer, x = model.blocks[0].mixer, torch.randn(4, 150, 48)
+
+    def work(row: int) -> None:
+        with torch.no_grad():
+            if whole:
+                found[row] = decode(model, tokens[row : row + 1], model.new_cache(1))
+            else:
+                cache = layer.new_cache(1)
+                found[row] = torch.cat([layer(part, cache=cache) for part in x[row : row + 1].split(1, dim=1)], 1)
+
+    started = [threading.Thread(target=work, args=(row,)) for row in range(4)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+    with torch.no_grad():
+        assert_same(torch.cat([found[row] for row in range(4)]), model(tokens) if whole else layer(x), 1e-4)
+
+
 @torch.no_grad()
 def test_a_cache_made_in_inference_mode_is_used_outside_it() -> None:
     model, tokens = make(), torch.randint(37, (1, 6))
@@ -323,8 +346,8 @@ def test_any_mixer_may_be_quantised(name: str) -> None:
 
 def test_a_weight_without_a_code_is_refused_and_what_is_hooked_stays() -> None:
     linear = nn.Linear(3, 2)
-    with pytest.raises(ValueError, match="not finite"), torch.no_grad():
-        linear.weight[0, 0] = torch.inf
+    nn.init.constant_(linear.weight, torch.inf)
+    with pytest.raises(ValueError, match="not finite"):
         quantize(nn.Sequential(linear))
     hooked = nn.Sequential(nn.Linear(3, 2))
     hooked[0].register_forward_hook(lambda *_: None)

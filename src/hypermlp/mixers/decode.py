@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from hypermlp.cache import Cache, on_host
 from hypermlp.mixers.int8 import DECODED, weights_of
-from hypermlp.mixers.modules import Watch, find_hooked
+from hypermlp.mixers.modules import OfThread, Watch, find_hooked
 from hypermlp.ops.native.decode import COMPUTED, LayerCall
 from hypermlp.ops.observer import ORDINARY
 from hypermlp.ops.parameters import LinearWeights, StepParameters
@@ -75,14 +74,14 @@ class Prepared:
         return self.call is not None and self.config is layer.config and self.watch.unchanged()
 
 
-_prepared: WeakKeyDictionary[HyperGLU, Prepared] = WeakKeyDictionary()
+_prepared = OfThread()
 
 
 def prepared(layer: HyperGLU) -> Prepared:
     """What was laid out for the layer before, if that still holds."""
-    found = _prepared.get(layer)
+    found: Prepared | None = _prepared.found.get(layer)
     if found is None or not found.holds(layer):
-        found = _prepared[layer] = Prepared(layer)
+        found = _prepared.found[layer] = Prepared(layer)
     return found
 
 

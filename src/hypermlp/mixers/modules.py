@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -90,6 +92,13 @@ class Watch:
             return False
         parts = chain.from_iterable(map(dict.values, self.full))
         return all(map(operator.is_, parts, self.parts)) and self._places() == self.places
+
+
+class OfThread(threading.local):
+    """What each thread has laid out for a module: a call in the making is no one else's."""
+
+    def __init__(self) -> None:
+        self.found: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
 def join_linears(x: Tensor, modules: Sequence[nn.Module]) -> Tensor | None:

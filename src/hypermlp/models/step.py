@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
-from weakref import WeakKeyDictionary, ref
+from typing import NamedTuple, cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from hypermlp.cache import Cache, commit_all, reserve_all
 from hypermlp.mixers.decode import HOOKED, Prepared, step_parameters, takes, unreadable
 from hypermlp.mixers.hyper import HyperGLU, HyperMLP
 from hypermlp.mixers.int8 import DECODED, weights_of
-from hypermlp.mixers.modules import Watch, find_hooked, known
+from hypermlp.mixers.modules import OfThread, Watch, find_hooked, known
 from hypermlp.mixers.route import flow_of_the_paper
 from hypermlp.ops import dispatch
 from hypermlp.ops.native.decode import BlockParts, LayerCall, ModelCall, Norm
@@ -91,7 +91,7 @@ class ModelStep:
         return all(own() is layer and k() is layer.slots["k"] for (own, k), layer in zip(self.attached, layers, strict=True))
 
 
-_steps: WeakKeyDictionary[nn.Module, ModelStep] = WeakKeyDictionary()
+_steps = OfThread()
 
 
 def step(model: nn.Module, parts: Parts, tokens: Tensor, layers: Sequence[Cache]) -> Tensor | None:
@@ -105,7 +105,7 @@ def step(model: nn.Module, parts: Parts, tokens: Tensor, layers: Sequence[Cache]
     if why is not None:
         return None
     try:
-        return _steps[model].run(tokens, layers)
+        return cast("ModelStep", _steps.found[model]).run(tokens, layers)
     except IndexError:
         return None
 
@@ -122,9 +122,9 @@ def find_obstacle(model: nn.Module, parts: Parts, tokens: Tensor, layers: Sequen
         return "one call takes one token for each row"
     if not tokens.is_cpu or tokens.is_floating_point() or len(layers) != len(parts.blocks):
         return "tokens or caches that are elsewhere, or that the modules refuse"
-    found = _steps.get(model)
+    found: ModelStep | None = _steps.found.get(model)
     if found is None or not found.holds():
-        found = _steps[model] = ModelStep(model, parts)
+        found = _steps.found[model] = ModelStep(model, parts)
     if found.why is not None:
         return found.why
     if torch.is_grad_enabled() and any(p.requires_grad for p in found.watch.parameters):
