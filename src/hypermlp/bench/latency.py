@@ -40,7 +40,7 @@ STEP = 1.02  # from one border of the distribution to the next
 PIECES = 400  # of the trace
 BASELINE = "softmax 12 heads"
 MODEL = "language model"
-MODEL_SHAPE = {"vocabulary": 257, "width": 128, "depth": 4, "length": 256}  # 1.1 M parameters
+MODEL_SHAPE: dict[str, Any] = {"vocabulary": 257, "width": 128, "depth": 4, "length": 256}  # 1.1 M parameters
 
 
 class RingAttention(nn.Module):

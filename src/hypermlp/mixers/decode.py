@@ -57,7 +57,8 @@ class Prepared:
     """What decoding a layer needs, laid out; or why it cannot be."""
 
     def __init__(self, layer: HyperGLU) -> None:
-        self.config, self.call, self.why = layer.config, None, own_option(layer)
+        self.config, self.why = layer.config, own_option(layer)
+        self.call: LayerCall | None = None
         hooked = None if self.why else find_hooked(layer, DECODED)
         if hooked is not None:
             self.why = f"{hooked} {HOOKED}"
@@ -67,7 +68,10 @@ class Prepared:
             p = step_parameters(layer)
             self.why = unreadable(p.linears, p[1:])
         if self.why is None:
-            self.watch, self.call = Watch(layer), LayerCall(p, layer.shape())
+            try:
+                self.watch, self.call = Watch(layer), LayerCall(p, layer.shape())
+            except ValueError as error:
+                self.why = f"parameters of other shapes than the layer was made with ({error})"
 
     def holds(self, layer: HyperGLU) -> bool:
         """Whether it still is what would be laid out now."""

@@ -65,17 +65,17 @@ class Watch:
 
     def __init__(self, root: nn.Module) -> None:
         modules = self.modules = list(root.modules())
-        self.kinds = list(map(type, modules))
+        self.kinds: list[type[nn.Module]] = list(map(type, modules))
         self.forwards = [(kind, kind.forward) for kind in dict.fromkeys(self.kinds)]
         self.attributes = [m.__dict__ for m in modules]
         self.sizes = [len(found) for found in self.attributes]
         self.hooks = [
             d for m in modules[1:] for d in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks)
         ]
-        self.own = [d for m in modules for d in (m._modules, m._parameters)]
+        self.own: list[dict[str, Any]] = [d for m in modules for d in (m._modules, m._parameters)]
         self.counts = list(map(len, self.own))
         self.full = [d for d in self.own if d]
-        self.parts = list(chain.from_iterable(map(dict.values, self.full)))
+        self.parts = list(chain.from_iterable(d.values() for d in self.full))
         self.parameters = [p for p in self.parts if isinstance(p, Tensor)]
         self.places = self._places()
 
@@ -90,7 +90,7 @@ class Watch:
             return False
         if list(map(len, self.own)) != self.counts:
             return False
-        parts = chain.from_iterable(map(dict.values, self.full))
+        parts = chain.from_iterable(d.values() for d in self.full)
         return all(map(operator.is_, parts, self.parts)) and self._places() == self.places
 
 

@@ -7,8 +7,8 @@ float32, bfloat16 or 8 bits. Whatever the modules would show somebody else, or c
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 from weakref import ref
 
 import torch
@@ -33,11 +33,11 @@ known(HyperGLU), known(HyperMLP)
 class Parts(NamedTuple):
     """What a language model is made of, whoever owns it."""
 
-    embedding: nn.Module
-    positions: nn.Module | None
-    blocks: Sequence[nn.Module]
-    norm: nn.Module
-    head: nn.Module
+    embedding: Any  # modules; which they are is asked by `obstacle`
+    positions: Any | None
+    blocks: Any
+    norm: Any
+    head: Any
 
 
 class ModelStep:
@@ -49,15 +49,18 @@ class ModelStep:
         if self.why is not None:
             return
         self.watch = Watch(model)
-        self.mixers = [mixer_of(block) for block in parts.blocks]
+        self.mixers: list[HyperGLU] = [block.mixer for block in parts.blocks]
         self.configs = [mixer.config for mixer in self.mixers]
         self.dropping = [mixer for mixer in self.mixers if mixer.config.dropout]
         self.kinds = set(map(type, self.mixers))
         self.choices = {(c.impl_default, c.aligner_kind) for c in self.configs}
         self.specs = [mixer.cache_spec() for mixer in self.mixers]
-        self.dtype = parts.norm.weight.dtype
-        self.call = lay_out(parts)
+        self.dtype: torch.dtype = parts.norm.weight.dtype
         self.attached: list[tuple[ref[Cache], ref[Tensor]]] = []
+        try:
+            self.call = lay_out(parts)
+        except ValueError as error:
+            self.why = f"parameters of other shapes than the model was made with ({error})"
 
     def holds(self) -> bool:
         """Whether it still is what would be laid out now."""
@@ -106,7 +109,7 @@ def step(model: nn.Module, parts: Parts, tokens: Tensor, layers: Sequence[Cache]
         return None
     try:
         return cast("ModelStep", _steps.found[model]).run(tokens, layers)
-    except IndexError:
+    except (IndexError, ValueError):  # no token, or a cache of another shape: the modules say what is wrong
         return None
 
 
@@ -155,18 +158,12 @@ def surroundings(found: ModelStep, tokens: Tensor, layers: Sequence[Cache]) -> s
     return None
 
 
-def mixer_of(block: nn.Module) -> HyperGLU:
-    mixer = block.get_submodule("mixer")
-    assert isinstance(mixer, HyperGLU)
-    return mixer
-
-
 def obstacle(model: nn.Module, parts: Parts) -> str | None:
     """What about the model only its modules know."""
     from hypermlp.models.lm import GELU, SwiGLU
 
     for block in parts.blocks:
-        mixer, ffn = block.get_submodule("mixer"), block.get_submodule("ffn")
+        mixer, ffn = block.mixer, block.ffn
         if type(mixer) not in (HyperGLU, HyperMLP):
             return f"{type(mixer).__name__} is no layer that decodes in one call"
         if type(ffn) not in (SwiGLU, GELU):
@@ -179,7 +176,7 @@ def obstacle(model: nn.Module, parts: Parts) -> str | None:
         return f"{hooked} {HOOKED}"
     if any(name in vars(module) for module in model.modules() for name in OVERRIDDEN):
         return "a module with a method of its own"
-    norms = [parts.norm, *(block.get_submodule(name) for block in parts.blocks for name in ("norm_mixer", "norm_ffn"))]
+    norms = [parts.norm, *(norm for block in parts.blocks for norm in (block.norm_mixer, block.norm_ffn))]
     embeddings = [parts.embedding, *([] if parts.positions is None else [parts.positions])]
     C = parts.embedding.weight.shape[1]
     if any(
@@ -188,18 +185,18 @@ def obstacle(model: nn.Module, parts: Parts) -> str | None:
         return "a norm that is not over the model's width"
     if any(type(e) is not nn.Embedding or e.max_norm is not None for e in embeddings):
         return "an embedding that changes as it is read"
-    linears = [parts.head, *linears_of(parts.blocks)]
-    if parts.embedding.weight.shape[0] != len(weights_of(parts.head).weight):
-        return "a head of another vocabulary than the embedding's"
-    mixed = [t for block in parts.blocks for t in step_parameters(mixer_of(block))[1:]]
-    return unreadable(map(weights_of, linears), [*mixed, *(p for m in (*norms, *embeddings) for p in m.parameters())])
+    mixers = [step_parameters(block.mixer) for block in parts.blocks]
+    linears = [weights_of(parts.head), *(m for block in parts.blocks for m in feed_forward(block))]
+    others = [t for p in mixers for t in p[1:]] + [p for m in (*norms, *embeddings) for p in m.parameters()]
+    return unreadable([*linears, *(m for p in mixers for m in p.linears)], others)
 
 
-def linears_of(blocks: Iterable[nn.Module]) -> list[nn.Module]:
-    return [m for block in blocks for name in ("gate", "up", "down") if (m := getattr(block.ffn, name, None)) is not None]
+def feed_forward(block: Any) -> list[Any]:
+    """Weights of gate, up and down; GELU has no gate."""
+    return [weights_of(getattr(block.ffn, name, None)) for name in ("gate", "up", "down")]
 
 
-def norm_of(norm: nn.Module) -> Norm:
+def norm_of(norm: Any) -> Norm:
     eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps  # what torch takes, also for bfloat16
     return Norm(norm.weight, getattr(norm, "bias", None), eps, isinstance(norm, nn.LayerNorm))
 
@@ -207,9 +204,8 @@ def norm_of(norm: nn.Module) -> Norm:
 def lay_out(parts: Parts) -> ModelCall:
     blocks = []
     for block in parts.blocks:
-        mixer = mixer_of(block)
-        gate, up, down = (weights_of(getattr(block.ffn, name, None)) for name in ("gate", "up", "down"))
-        call = LayerCall(step_parameters(mixer), mixer.shape())
-        blocks.append(BlockParts(call, norm_of(block.norm_mixer), norm_of(block.norm_ffn), gate, up, down))
-    positions = None if parts.positions is None else parts.positions.weight
-    return ModelCall(parts.embedding.weight, positions, blocks, norm_of(parts.norm), weights_of(parts.head))
+        call = LayerCall(step_parameters(block.mixer), block.mixer.shape())
+        blocks.append(BlockParts(call, norm_of(block.norm_mixer), norm_of(block.norm_ffn), *feed_forward(block)))
+    positions, head = None if parts.positions is None else parts.positions.weight, weights_of(parts.head)
+    assert head is not None
+    return ModelCall(parts.embedding.weight, positions, blocks, norm_of(parts.norm), head)

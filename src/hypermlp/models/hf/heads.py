@@ -69,7 +69,7 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
         if past_key_values is not None and input_ids is not None and not any(option is not None for option in given):
             logits = self._decode(input_ids, attention_mask, past_key_values)
             if logits is not None:
-                fast = CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+                fast = CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)  # type: ignore[arg-type]
                 return fast if self.model._wants(return_dict, "return_dict") else fast.to_tuple()
         outputs = self.model(
             input_ids=input_ids,
