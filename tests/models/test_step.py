@@ -23,6 +23,7 @@ SMALL = {"vocabulary": 37, "width": 48, "depth": 2, "length": 24}
 MODELS = {
     "llama": {},
     "gpt2": {"style": "gpt2", "length": 60},
+    "nanogpt": {"style": "nanogpt", "length": 60},
     "hypermlp, untied": {"mixer": "hypermlp", "tied": False},
     "both, odd": {"mixer": ("hyperglu", "hypermlp"), "width": 40, "heads": 1, "inner": 51, "vocabulary": 3},
 }
@@ -203,6 +204,7 @@ def test_what_surrounds_a_call_is_seen() -> None:
         assert "one token" in model.explain(torch.zeros(1, 2, dtype=torch.int64), cache)
         assert "float16" in make(torch.float16).explain(token, cache)
         assert "SoftmaxAttention" in make(mixer="softmax").explain(token, cache)
+        assert "registers" in make(mixer="hyperglu+registers=2").explain(token, cache)
         with pytest.MonkeyPatch.context() as m:
             m.setenv("HYPERMLP_IMPL", "chunked")
             assert "chunked" in model.explain(token, cache)

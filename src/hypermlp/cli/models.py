@@ -42,8 +42,8 @@ def train(
 ) -> None:
     """Train a language model. On several processes: torchrun --nproc-per-node N --no-python hypermlp train NAME …"""
     from hypermlp.cli.train import run_training, show_plan
-    from hypermlp.experiments.config_files import is_config_file, to_toml
-    from hypermlp.experiments.configs import configure
+    from hypermlp.runs.config_files import is_config_file, to_toml
+    from hypermlp.runs.configs import configure
 
     folder = out or Path("runs") / (Path(name).stem if is_config_file(name) else name)
     if print_config:
@@ -146,7 +146,7 @@ app.add_typer(data, name="data")
 @data.command("prepare")
 def data_prepare(
     source: Annotated[
-        str, typer.Argument(help="stdlib, a file or folder of txt, jsonl, parquet, debian:NAME, or hub:owner/name.")
+        str, typer.Argument(help="stdlib, a file or folder of txt, jsonl, jsonl.zst, parquet, debian:NAME, or hub:owner/name.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for the shards; started again with it, finished shards are kept.")],
     tokenizer: Annotated[str, typer.Option(help="bytes, bpe:4096 (trained on the text), or a tokenizer.json.")] = "bytes",

@@ -24,8 +24,8 @@ HOOKED = "is hooked, wrapped, replaced, quantised or sharded, or a global hook l
 def own_option(layer: HyperGLU) -> str | None:
     """An option that only `modules` knows."""
     c = layer.config
-    if c.use_rope:
-        return "use_rope"
+    if c.registers or c.use_rope:
+        return "registers" if c.registers else "use_rope"
     return None if c.gate_act == "sigmoid" else f"gate_act={c.gate_act!r}"
 
 
