@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any, ClassVar, NamedTuple, Self
@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.cache import Cache, CacheSpec
+from hypermlp.mixers.weights import Weights
 from hypermlp.ops.observer import is_traced, transform
 from hypermlp.ops.types import row_tables
 
@@ -41,6 +42,8 @@ class Mixer(nn.Module, ABC):
     width: int
     made_with: Callable[[], Mixer]  # makes another one with the same arguments
     splits_by_head: ClassVar[bool] = False  # whether projections may be split over processes, a head to each
+    split_plan: ClassVar[Mapping[str, str]] = {}  # module → "colwise" or "rowwise", for transformers' tensor parallelism
+    gives_weights: ClassVar[bool] = False  # whether `mix` knows tokens.weights
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         mixer = super().__new__(cls)
@@ -62,7 +65,13 @@ class Mixer(nn.Module, ABC):
         """What new_cache allocates."""
 
     def forward(
-        self, x: Tensor, *, attention_mask: Tensor | None = None, cu_seqlens: Bounds = None, cache: Cache | None = None
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Bounds = None,
+        cache: Cache | None = None,
+        weights: Weights | None = None,
     ) -> Tensor:
         """y (B T C) for x (B T C).
 
@@ -71,8 +80,10 @@ class Mixer(nn.Module, ABC):
             attention_mask: (batch, time), nonzero at real tokens and 0 at padding, which may lie anywhere and changes nothing.
             cu_seqlens: borders of the documents packed into a batch of one row, [0, …, T]; each is computed as if alone.
             cache: made by new_cache; x are then the tokens that follow those the cache has seen.
+            weights: gets how much each token takes from each token of its past, where a mixer has such weights; see
+                mixers/weights.py.
         """
-        tokens = self.prepare(x, attention_mask, cu_seqlens, cache)
+        tokens = self.prepare(x, attention_mask, cu_seqlens, cache, weights)
         return self.run(partial(self.mix, tokens), tokens, cache)
 
     def run(self, mix: Callable[[Cache | None], Tensor], tokens: Tokens, cache: Cache | None) -> Tensor:
@@ -86,7 +97,12 @@ class Mixer(nn.Module, ABC):
             raise ValueError(f"{change} ({error})") from error
 
     def prepare(
-        self, x: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Bounds = None, cache: Cache | None = None
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Bounds = None,
+        cache: Cache | None = None,
+        weights: Weights | None = None,
     ) -> Tokens:
         """The arguments of forward, checked, with padding removed and documents marked."""
         cu_seqlens = as_bounds(cu_seqlens, x)
@@ -97,7 +113,12 @@ class Mixer(nn.Module, ABC):
         check_input(x, self.width, floating_parameter(self), attention_mask, cu_seqlens)
         if cache is not None:
             check_cache(cache, x, self.cache_spec(), cu_seqlens)
-        return gather_tokens(x, attention_mask, cu_seqlens, cache)
+        if weights is not None and not self.gives_weights:
+            raise ValueError(
+                f"{type(self).__name__} has no weights of single tokens to give: leave weights unset, or use softmax attention, "
+                "HyperGLU or HyperMLP"
+            )
+        return gather_tokens(x, attention_mask, cu_seqlens, cache)._replace(weights=weights)
 
     def new_cache(
         self,
@@ -206,6 +227,7 @@ class Tokens(NamedTuple):
     spans: Tensor | None = None  # n 5, see ops.types.dense_spans; None: every row is one whole sequence
     order: Tensor | None = None  # B T: where each token of x came from
     packed: bool = False
+    weights: Weights | None = None  # wanted by the caller, and computed with
 
     @property
     def position(self) -> Tensor:

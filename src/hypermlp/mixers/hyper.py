@@ -22,6 +22,7 @@ from hypermlp.mixers.base import Bounds, Mixer, Tokens
 from hypermlp.mixers.modules import known
 from hypermlp.mixers.parts import CausalConv, decay_bank, heads, whole
 from hypermlp.mixers.route import Route, choose_route
+from hypermlp.mixers.weights import Weights
 from hypermlp.ops import dispatch, pointwise
 from hypermlp.ops.parameters import LayerParameters, LayerShape
 
@@ -87,6 +88,8 @@ class HyperGLU(Mixer):
     torch.Size([2, 100, 64])
     """
 
+    gives_weights = True
+
     def __init__(self, config: HyperGLUConfig | Mapping[str, Any] | None = None, **fields: Any) -> None:
         super().__init__()
         config = HyperGLUConfig.of(config, **fields)
@@ -94,6 +97,7 @@ class HyperGLU(Mixer):
         assert config.vo_rank is not None
         self.config = config
         self.width = C = config.n_embd
+        self.n_head = config.n_head
         self.q = nn.Linear(C, config.qk_rank, bias=config.bias)
         self.k = nn.Linear(C, config.qk_rank, bias=config.bias)
         self.v = nn.Linear(C, config.vo_rank, bias=config.bias)
@@ -136,6 +140,7 @@ class HyperGLU(Mixer):
         attention_mask: Tensor | None = None,
         cu_seqlens: Bounds = None,
         cache: Cache | None = None,
+        weights: Weights | None = None,
         impl: str | None = None,
         chunk_T: int | None = None,
     ) -> Tensor:
@@ -148,13 +153,15 @@ class HyperGLU(Mixer):
             cu_seqlens: borders of the documents packed into a batch of one row, [0, …, T]; each is computed as if alone.
             cache: made by new_cache. x are then the tokens that follow those the cache has seen; it is updated in place, and
                 keeps no gradients (see with_cache in mixers/base.py).
+            weights: gets the readout weights w of o = w v (batch, heads, time, past and time), with which the dense
+                implementation then computes; see mixers/weights.py.
             impl: "auto", "dense", "chunked", "native" or "triton", instead of config.impl_default.
             chunk_T: rows of a strip for "chunked", instead of config.chunk_T.
 
         torch.func transforms and forward-mode differentiation take the dense implementation, whatever impl says; so do second
         derivatives (create_graph=True).
         """
-        tokens = self.prepare(x, attention_mask, cu_seqlens, cache)
+        tokens = self.prepare(x, attention_mask, cu_seqlens, cache, weights)
         mix = partial(self.mix, tokens, impl=impl, chunk_T=chunk_T)
         return self.run(mix, tokens, cache)
 
@@ -163,12 +170,14 @@ class HyperGLU(Mixer):
         chunk = self.config.chunk_T if chunk_T is None else chunk_T
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk_T ({chunk}) must be a whole number of at least 1, or None")
-        route = choose_route(self, tokens, cache, impl)
+        route = choose_route(self, tokens, cache, impl if tokens.weights is None else "dense")
         if route.kind != "modules":
             return fast.RUN[route.kind](self, tokens, cache, route.impl, chunk)
         p = self.project(tokens, None if cache is None else cache.history(), route.impl)
         call = self.arrange(tokens, cache, p.q, p.k, p.v, p.routing, p.reading, chunk)
-        return self.read_out(dispatch.compute(route.impl, call), p.gate_vo, route.impl)
+        keep = None if tokens.weights is None else partial(tokens.weights.keep, tokens=tokens, spans=call.spans, cache=cache)
+        o = dispatch.compute(route.impl, call, keep)
+        return self.read_out(o, p.gate_vo, route.impl)
 
     def explain(self, x: Tensor, *, cache: Cache | None = None, impl: str | None = None, **given: Any) -> Route:
         """Which way a call with these arguments takes through the layer, and why; nothing is computed.
