@@ -41,7 +41,10 @@ def find_missing(folders: list[Path]) -> list[str]:
 def import_suite(folder: str) -> ModuleType:
     sys.path.insert(0, folder)
     import tests.causal_lm_tester as suite  # type: ignore[import-not-found]
+    from tests import test_fsdp_mixin, test_tensor_parallel_mixin  # type: ignore[attr-defined]
 
+    # Kinds of models whose tests on several processes are run; they are few, to save time.
+    test_fsdp_mixin.FSDP_DISTRIBUTED_TEST_MODEL_TYPES = test_tensor_parallel_mixin.TP_DISTRIBUTED_TEST_MODEL_TYPES = None
     return suite
 
 
