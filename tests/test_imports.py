@@ -38,8 +38,9 @@ ORDER = [
     {"ops"},
     {"mixers"},
     {"models"},
-    {"train", "evals", "bench", "analysis"},
-    {"experiments"},
+    {"train", "evals", "bench", "analysis", "theory"},
+    {"paper"},
+    {"runs"},
     {"studies"},
     {"report"},
     {"cli"},
@@ -47,7 +48,7 @@ ORDER = [
     {"testing"},  # nothing imports it
 ]
 DATA = {"data", "tasks"}
-DATA_USERS = {"experiments", "studies", "report", "cli"}
+DATA_USERS = {"runs", "studies", "report", "cli"}
 
 
 def core_distributions() -> set[str]:

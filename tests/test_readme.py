@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hypermlp.experiments.configs import RATES
 from hypermlp.report.bench_tables import decode_markdown, layer_markdown, mixers_markdown, model_markdown, steps_markdown
 from hypermlp.report.evidence import evidence_markdown, longer_markdown, verdicts_markdown
 from hypermlp.report.folders import read_studies
@@ -15,6 +14,7 @@ from hypermlp.report.table1 import rate_losses, rates_markdown, table1_markdown,
 from hypermlp.report.table5 import document_blocks as costs
 from hypermlp.report.table5 import read_folder
 from hypermlp.report.task_document import document_blocks as scores
+from hypermlp.runs.configs import RATES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -24,10 +24,10 @@ from hypermlp.data.tokenizers import ByteTokenizer
 from hypermlp.evals import harness
 from hypermlp.evals.harness import SUITES, Standing, scores, summary
 from hypermlp.evals.perplexity import measure
-from hypermlp.experiments.paper import BENCHMARKS, TABLE2
 from hypermlp.models.generate import generate
 from hypermlp.models.lm import LanguageModel, ModelConfig
 from hypermlp.models.saved import save_model
+from hypermlp.paper.tables import BENCHMARKS, TABLE2
 from hypermlp.report.evals import summary_table
 
 QUESTIONS = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from made_up import language, mad, write
 
-from hypermlp.experiments import paper
+from hypermlp.paper import tables as paper
 from hypermlp.report.claims import CONTRADICTED, INCONCLUSIVE, LEVEL, NOT_BEHIND, SUPPORTED, Outcome, judge, judge_claims
 from hypermlp.report.estimates import Estimate, bootstrap, interval, resamples, seeds_text
 from hypermlp.report.folders import read_studies

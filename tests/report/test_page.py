@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from made_up import language, mad, write
 
-from hypermlp.experiments import paper
+from hypermlp.paper import tables as paper
 from hypermlp.report.charts import nice_ticks, number
 from hypermlp.report.claims import judge_claims
 from hypermlp.report.folders import read_studies

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_up import language, mad, write
 
-from hypermlp.experiments import paper
+from hypermlp.paper import tables as paper
 from hypermlp.report.estimates import signed
 from hypermlp.report.folders import read_studies
 from hypermlp.report.study import AVERAGE, LOSS, Study

@@ -14,8 +14,8 @@ from rich.console import Console
 import hypermlp
 from hypermlp.bench.layer import Shape
 from hypermlp.cli.watch import watch
-from hypermlp.experiments.paper import TABLE1
 from hypermlp.mixers import MIXERS
+from hypermlp.paper.tables import TABLE1
 from hypermlp.report.bench_tables import decode_table, layer_tables, profile_table
 from hypermlp.report.budget import show_budget, show_mixers
 from hypermlp.report.folders import read_studies

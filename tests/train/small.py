@@ -22,10 +22,10 @@ import torch
 from safetensors.torch import load_file
 
 from hypermlp.batch import Batch
-from hypermlp.experiments.configs import configure
-from hypermlp.experiments.train import start
 from hypermlp.models.generate import generate
 from hypermlp.models.lm import LanguageModel, ModelConfig
+from hypermlp.runs.configs import configure
+from hypermlp.runs.train import start
 from hypermlp.train.checkpoint import Checkpoints
 from hypermlp.train.distributed import World, join
 from hypermlp.train.language import TrainConfig, new_training, train

@@ -42,8 +42,8 @@ def train(
 ) -> None:
     """Train a language model. On several processes: torchrun --nproc-per-node N --no-python hypermlp train NAME …"""
     from hypermlp.cli.train import run_training, show_plan
-    from hypermlp.experiments.config_files import is_config_file, to_toml
-    from hypermlp.experiments.configs import configure
+    from hypermlp.runs.config_files import is_config_file, to_toml
+    from hypermlp.runs.configs import configure
 
     folder = out or Path("runs") / (Path(name).stem if is_config_file(name) else name)
     if print_config:

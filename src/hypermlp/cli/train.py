@@ -12,14 +12,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from hypermlp.allocator import keep_freed_memory
-from hypermlp.experiments.configs import RunConfig, configure
-from hypermlp.experiments.cost import Cost, estimate_cost
-from hypermlp.experiments.generate import open_model, write_text
-from hypermlp.experiments.train import Run, start
 from hypermlp.ops import dispatch
 from hypermlp.report.style import save
 from hypermlp.report.terminal import say, status
 from hypermlp.report.training import curves, line, plan_table, printable, sample_panel, state_table
+from hypermlp.runs.configs import configure
+from hypermlp.runs.cost import Cost, estimate_cost
+from hypermlp.runs.generate import open_model, write_text
+from hypermlp.runs.train import Run, start
+from hypermlp.train.config import RunConfig
 from hypermlp.train.distributed import World, join
 from hypermlp.train.training import Step
 

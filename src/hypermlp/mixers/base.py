@@ -58,7 +58,10 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
-        """y (B T C) for tokens.x (B T C). With a cache, tokens join what it holds (append, advance), without gradients."""
+        """y (B T C) for tokens.x (B T C). With a cache, tokens join what it holds (append, advance), without gradients.
+
+        A mixer may take options of its own by name, which forward passes on.
+        """
 
     @abstractmethod
     def cache_spec(self) -> CacheSpec:
@@ -72,24 +75,29 @@ class Mixer(nn.Module, ABC):
         cu_seqlens: Bounds = None,
         cache: Cache | None = None,
         weights: Weights | None = None,
+        **options: Any,
     ) -> Tensor:
         """y (B T C) for x (B T C).
 
         Args:
-            x: the input (batch, time, width).
-            attention_mask: (batch, time), nonzero at real tokens and 0 at padding, which may lie anywhere and changes nothing.
+            x: the input (batch, time, width), in the type of the parameters or under torch.autocast.
+            attention_mask: (batch, time), nonzero at real tokens and 0 at padding, which may lie anywhere. Real tokens get
+                what they would get without the padding; y is zero at padding. Not an additive mask.
             cu_seqlens: borders of the documents packed into a batch of one row, [0, …, T]; each is computed as if alone.
-            cache: made by new_cache; x are then the tokens that follow those the cache has seen.
-            weights: gets how much each token takes from each token of its past, where a mixer has such weights; see
-                mixers/weights.py.
+            cache: made by new_cache. x are then the tokens that follow those the cache has seen; it is updated in place, and
+                keeps no gradients (see with_cache).
+            weights: gets how much each token takes from each token of its past, where a mixer has such weights; y is then
+                computed from them, see mixers/weights.py.
+            options: of the mixer's own `mix`; HyperGLU's are impl and chunk_T.
         """
-        tokens = self.prepare(x, attention_mask, cu_seqlens, cache, weights)
-        return self.run(partial(self.mix, tokens), tokens, cache)
-
-    def run(self, mix: Callable[[Cache | None], Tensor], tokens: Tokens, cache: Cache | None) -> Tensor:
-        """y (B T C) in the order of the caller's input; what fails in a layer that somebody changed says so."""
+        if weights is not None and not self.gives_weights:
+            raise ValueError(
+                f"{type(self).__name__} has no weights of single tokens to give: leave weights unset, or use softmax attention, "
+                "HyperGLU or HyperMLP"
+            )
+        tokens = self.prepare(x, attention_mask, cu_seqlens, cache)._replace(weights=weights)
         try:
-            return tokens.restore(with_cache(self, mix, cache, tokens.x))
+            return tokens.restore(with_cache(self, partial(self.mix, tokens, **options), cache, tokens.x))
         except (RuntimeError, ValueError) as error:
             change = find_change(self, tokens.x)
             if change is None:
@@ -97,12 +105,7 @@ class Mixer(nn.Module, ABC):
             raise ValueError(f"{change} ({error})") from error
 
     def prepare(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Bounds = None,
-        cache: Cache | None = None,
-        weights: Weights | None = None,
+        self, x: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Bounds = None, cache: Cache | None = None
     ) -> Tokens:
         """The arguments of forward, checked, with padding removed and documents marked."""
         cu_seqlens = as_bounds(cu_seqlens, x)
@@ -113,12 +116,7 @@ class Mixer(nn.Module, ABC):
         check_input(x, self.width, floating_parameter(self), attention_mask, cu_seqlens)
         if cache is not None:
             check_cache(cache, x, self.cache_spec(), cu_seqlens)
-        if weights is not None and not self.gives_weights:
-            raise ValueError(
-                f"{type(self).__name__} has no weights of single tokens to give: leave weights unset, or use softmax attention, "
-                "HyperGLU or HyperMLP"
-            )
-        return gather_tokens(x, attention_mask, cu_seqlens, cache)._replace(weights=weights)
+        return gather_tokens(x, attention_mask, cu_seqlens, cache)
 
     def new_cache(
         self,
@@ -322,11 +320,15 @@ def refuse_context_parallel() -> None:
         )
 
 
+def is_split(module: nn.Module) -> bool:
+    """Whether a tensor parallel plan split its weight, and hooked it so that each process gets its part of the output."""
+    places = [getattr(p, "placements", ()) for p in module._parameters.values() if p is not None]
+    return bool(module._forward_hooks) and any(place.is_shard() for place in chain.from_iterable(places))
+
+
 def refuse_tensor_parallel(mixer: nn.Module) -> None:
-    """A tensor parallel plan splits a module's weight, and hooks it so that each process gets its part of the output."""
     for name, module in mixer.named_modules():
-        places = [getattr(p, "placements", ()) for p in module._parameters.values() if p is not None]
-        if module._forward_hooks and any(place.is_shard() for place in chain.from_iterable(places)):
+        if is_split(module):
             raise ValueError(
                 f"{name or 'the layer'} is split over processes, and {type(mixer).__name__} computes all of its heads in one: "
                 "leave its modules out of the tensor parallel plan (fully_shard divides them; softmax attention may be split)"

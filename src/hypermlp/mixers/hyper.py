@@ -6,7 +6,6 @@ Letters: B batch, T time, C width, H heads, G routing heads (2H for GLU), K and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,11 +17,10 @@ from hypermlp.cache import Cache, CacheSpec
 from hypermlp.config import INIT_STD, HyperGLUConfig
 from hypermlp.mixers import fast, rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
-from hypermlp.mixers.base import Bounds, Mixer, Tokens
+from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.modules import known
 from hypermlp.mixers.parts import CausalConv, decay_bank, heads, whole
 from hypermlp.mixers.route import Route, choose_route
-from hypermlp.mixers.weights import Weights
 from hypermlp.ops import dispatch, pointwise
 from hypermlp.ops.parameters import LayerParameters, LayerShape
 
@@ -133,40 +131,18 @@ class HyperGLU(Mixer):
             elif isinstance(module, (CausalConv, SequenceMixing)):
                 module.reset_parameters(generator)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Bounds = None,
-        cache: Cache | None = None,
-        weights: Weights | None = None,
-        impl: str | None = None,
-        chunk_T: int | None = None,
-    ) -> Tensor:
-        """y (B T C) for x (B T C); row t depends on the last block_size tokens up to t.
+    def mix(self, tokens: Tokens, cache: Cache | None, impl: str | None = None, chunk_T: int | None = None) -> Tensor:
+        """y (B T C) for tokens.x (B T C), by the route that suits the call.
 
         Args:
-            x: the input (batch, time, n_embd), in the type of the parameters or under torch.autocast.
-            attention_mask: (batch, time), nonzero at real tokens and 0 at padding, which may lie anywhere. Real tokens get
-                what they would get without the padding; y is zero at padding. Not an additive mask.
-            cu_seqlens: borders of the documents packed into a batch of one row, [0, …, T]; each is computed as if alone.
-            cache: made by new_cache. x are then the tokens that follow those the cache has seen; it is updated in place, and
-                keeps no gradients (see with_cache in mixers/base.py).
-            weights: gets the readout weights w of o = w v (batch, heads, time, past and time), with which the dense
-                implementation then computes; see mixers/weights.py.
+            tokens: the input, prepared.
+            cache: as in forward.
             impl: "auto", "dense", "chunked", "native" or "triton", instead of config.impl_default.
             chunk_T: rows of a strip for "chunked", instead of config.chunk_T.
 
         torch.func transforms and forward-mode differentiation take the dense implementation, whatever impl says; so do second
         derivatives (create_graph=True).
         """
-        tokens = self.prepare(x, attention_mask, cu_seqlens, cache, weights)
-        mix = partial(self.mix, tokens, impl=impl, chunk_T=chunk_T)
-        return self.run(mix, tokens, cache)
-
-    def mix(self, tokens: Tokens, cache: Cache | None, impl: str | None = None, chunk_T: int | None = None) -> Tensor:
-        """y (B T C) for tokens.x (B T C), by the route that suits the call; impl and chunk_T as in forward."""
         chunk = self.config.chunk_T if chunk_T is None else chunk_T
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk_T ({chunk}) must be a whole number of at least 1, or None")

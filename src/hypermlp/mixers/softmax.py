@@ -17,7 +17,7 @@ from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import at_least_one, choose_from, divisible
 from hypermlp.config import INIT_STD, ROPE_BASE, TAPS, Init
 from hypermlp.mixers import rotary
-from hypermlp.mixers.base import Mixer, Tokens, visible_slots
+from hypermlp.mixers.base import Mixer, Tokens, is_split, visible_slots
 from hypermlp.mixers.modules import join_linears
 from hypermlp.mixers.parts import CausalConv, RMSNorm
 from hypermlp.ops import dispatch, pointwise
@@ -96,11 +96,6 @@ class SoftmaxAttention(Mixer):
         q, k, v, gate_vo = self.project(tokens, None if cache is None else cache.history(), impl)
         spans = tokens.spans if tokens.packed else None
         if cache is not None:
-            if k.shape[2] != self.n_head:
-                raise ValueError(
-                    f"this layer computes {k.shape[2]} of {self.n_head} heads here, and a cache is made for all of them: "
-                    "generate with use_cache=False, or without tensor parallelism"
-                )
             slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts())
             k, v = slots["k"].to(q.dtype), slots["v"].to(q.dtype)
         if tokens.weights is not None:
@@ -157,7 +152,10 @@ class SoftmaxAttention(Mixer):
         return made
 
     def cache_spec(self) -> CacheSpec:
-        slots = {"k": (self.n_head, self.qk_rank // self.n_head), "v": (self.n_head, self.vo_rank // self.n_head)}
+        heads = self.n_head
+        if is_split(self.k):  # each process keeps the heads that it computes
+            heads = self.k.weight.to_local().shape[0] * self.n_head // self.qk_rank  # type: ignore[operator]
+        slots = {"k": (heads, self.qk_rank // self.n_head), "v": (heads, self.vo_rank // self.n_head)}
         return CacheSpec(slots=slots, taps=1 if self.conv_k is None else TAPS, width=self.width, rewind=32)
 
 

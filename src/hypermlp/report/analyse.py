@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hypermlp.analysis.statistics import HeadStatistics, OperatorStatistics, Statistics, analyse, random_noise
 from hypermlp.data.corpus import Tokens
-from hypermlp.experiments.generate import corpus_for, open_model
 from hypermlp.files import write_json
 from hypermlp.provenance import provenance
 from hypermlp.report.charts import Axis, Chart, Line, numeric_axis
@@ -21,6 +20,7 @@ from hypermlp.report.document import document
 from hypermlp.report.estimates import Estimate
 from hypermlp.report.markup import cell, paragraph, table
 from hypermlp.report.terminal import Column, say, show_table
+from hypermlp.runs.generate import corpus_for, open_model
 
 HEADS = ("layer", "head", "active", "without mixing", "switched on", "switched off", "mean |w|", "mean lag read")
 OPERATORS = ("layer", "head", "operator", "‖ASBᵀ‖/‖D‖", "effective rank", "of", "‖D−1‖/‖1‖", "mean s", "s moves")

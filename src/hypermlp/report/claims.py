@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
-from hypermlp.experiments import paper
+from hypermlp.paper import tables as paper
 from hypermlp.report.estimates import NONE, Estimate, gain_text, seeds_text, signed
 from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, REFERENCES, Study
 from hypermlp.report.table1 import TITLES, published

@@ -5,7 +5,7 @@ A folder of runs has plan.json ({"plan": …, "starts": [provenance, …]}) and 
     MAD       mixer, task, setting, seed, lr, weight_decay, protocol, metrics, curve, parameters, inner, size, seconds, error
     language  kind "language", mixer, seed, parameters, inner, curve [{step, train_loss, loss}, …], final {loss}, seconds, error
 
-The folder of a training run (experiments/train.py: run.json and metrics.jsonl) is a language record too: its validation loss.
+The folder of a training run (runs/train.py: run.json and metrics.jsonl) is a language record too: its validation loss.
 
 Fields that a record lacks are shown as unknown; a line without a mixer and a seed is damaged. Folders with the same plan belong
 to one study. A folder with one MAD plan and one language plan is both halves of Table 1; otherwise every plan stands alone.
@@ -20,11 +20,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hypermlp.experiments.configs import count
 from hypermlp.files import Record
 from hypermlp.mixers.labels import SAME
 from hypermlp.models.lm import ModelConfig
 from hypermlp.report.study import Study, label_of
+from hypermlp.runs.configs import count
 from hypermlp.studies.folder import read_lines
 from hypermlp.studies.protocol import VERSIONS, read_versions, registration_problems
 from hypermlp.studies.search import PHASE, Choice, Outcome, Place, Search, choose, place_of, read_search

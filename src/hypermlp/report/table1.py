@@ -9,7 +9,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.text import Text
 
-from hypermlp.experiments import paper
+from hypermlp.paper import tables as paper
 from hypermlp.report.estimates import NONE, Estimate, estimate, interval, seeds_text, spread_rule, spread_text
 from hypermlp.report.shown import SHOWN, how_shown
 from hypermlp.report.study import AVERAGE, LOSS, Study, evaluations_until, full_name, title_of

@@ -16,8 +16,8 @@ from rich.console import Group
 from hypermlp.bench import flops
 from hypermlp.bench.record import PHASES, entry, lengths, names, timings
 from hypermlp.bench.systems import BASELINE, SYSTEMS
-from hypermlp.experiments.paper import TABLE5, Table5Row
 from hypermlp.files import read_json
+from hypermlp.paper.tables import TABLE5, Table5Row
 from hypermlp.report.bench_pictures import LOOKS, curves, exponent, key, look
 from hypermlp.report.document import document
 from hypermlp.report.markdown import markdown_table

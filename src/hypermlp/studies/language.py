@@ -24,11 +24,12 @@ from hypermlp.checks import choose_from
 from hypermlp.config import IGNORED
 from hypermlp.data.corpus import Corpus, SplitName, open_corpus, read_corpus
 from hypermlp.data.packing import Batches
-from hypermlp.experiments.configs import CONFIGS, PADDING
 from hypermlp.files import Record
 from hypermlp.mixers import own
 from hypermlp.models.budget import MatchedModel, match_models
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, published_inner, token_loss
+from hypermlp.paper.configs import PAPER
+from hypermlp.runs.configs import PADDING
 from hypermlp.studies.study import Study
 from hypermlp.studies.worker import RunContext, Work, run_to_the_end
 from hypermlp.train.fit import Fit
@@ -128,8 +129,8 @@ class LanguageStudy(Study):
 
 
 def nanogpt() -> dict[str, Any]:
-    """The paper's NanoGPT experiment, in the numbers of its one definition (experiments/configs.py)."""
-    config = CONFIGS["nanogpt-owt2"]
+    """The paper's NanoGPT experiment, in the numbers of its one definition (paper/configs.py)."""
+    config = PAPER["nanogpt-owt2"]
     model, how = config.model, config.train
     return {
         "width": model.width,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hypermlp.analysis.geometry import partition, random_plane
-from hypermlp.analysis.theory.appendix_c import extended_pair
-from hypermlp.analysis.theory.appendix_c_geometry import (
+from hypermlp.mixers.hyper import HyperGLU
+from hypermlp.theory.appendix_c import extended_pair
+from hypermlp.theory.appendix_c_geometry import (
     GRID,
     arrangement_gap,
     bends,
@@ -16,8 +16,9 @@ from hypermlp.analysis.theory.appendix_c_geometry import (
     set_routing,
     tangent_error,
 )
-from hypermlp.analysis.theory.registry import Case, printed, relative, statement
-from hypermlp.analysis.theory.setting import (
+from hypermlp.theory.geometry import partition, random_plane
+from hypermlp.theory.registry import Case, printed, relative, statement
+from hypermlp.theory.setting import (
     Head,
     activations,
     heads,
@@ -27,7 +28,6 @@ from hypermlp.analysis.theory.setting import (
     own_context,
     read,
 )
-from hypermlp.mixers.hyper import HyperGLU
 
 
 def no_mixing(case: Case, **changes: object) -> HyperGLU:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from hypermlp.analysis import gallery
-from hypermlp.analysis.geometry import Plane, layer_field, partition
 from hypermlp.analysis.memory import look
-from hypermlp.analysis.theory import STATEMENTS, Case
-from hypermlp.analysis.theory.setting import make_static
+from hypermlp.theory import STATEMENTS, Case
+from hypermlp.theory.geometry import Plane, layer_field, partition
+from hypermlp.theory.setting import make_static
 
 
 def circle(points: Tensor) -> tuple[Tensor, float, float]:

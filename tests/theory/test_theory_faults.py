@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hypermlp.analysis.theory import STATEMENTS, Case
-from hypermlp.analysis.theory.faults import FAULTS, JUNK, notices, seeded
-from hypermlp.analysis.theory.setting import own_context
 from hypermlp.ops import dispatch
+from hypermlp.theory import STATEMENTS, Case
+from hypermlp.theory.faults import FAULTS, JUNK, notices, seeded
+from hypermlp.theory.setting import own_context
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "theory.md").read_text()
 CHECKED = [number for number, entry in STATEMENTS.items() if entry.check is not None]

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from hypermlp.bench import flops
-from hypermlp.experiments.counter import SEEN, TIME, D, flops_per_token
-from hypermlp.experiments.paper import BENCHMARKS, TABLE1, TABLE2, TABLE4, TABLE5, TABLE5_TOKENS, TASKS
 from hypermlp.mixers.labels import TABLE1 as LABELS
 from hypermlp.mixers.path import PathAttention
 from hypermlp.models.lm import LanguageModel, ModelConfig
+from hypermlp.paper.counter import SEEN, TIME, D, flops_per_token
+from hypermlp.paper.tables import BENCHMARKS, TABLE1, TABLE2, TABLE4, TABLE5, TABLE5_TOKENS, TASKS
 
 # Rows whose printed mean is not the mean of the printed accuracies.
 MISPRINTED = {"R-12o!", "R-1o!"}

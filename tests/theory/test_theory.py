@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hypermlp.analysis.theory import STATEMENTS, Case, numbered, run, select
-from hypermlp.analysis.theory.appendix_i import aggregate
-from hypermlp.analysis.theory.numbered import NUMBERED
-from hypermlp.analysis.theory.registry import FAILS, HOLDS, LISTED, NOT_RUN, PROOF_ONLY, TOOTHLESS, errors, listed
-from hypermlp.analysis.theory.search import climb, on_sphere
-from hypermlp.analysis.theory.setting import (
+from hypermlp.theory import STATEMENTS, Case, numbered, run, select
+from hypermlp.theory.appendix_i import aggregate
+from hypermlp.theory.numbered import NUMBERED
+from hypermlp.theory.registry import FAILS, HOLDS, LISTED, NOT_RUN, PROOF_ONLY, TOOTHLESS, errors, listed
+from hypermlp.theory.search import climb, on_sphere
+from hypermlp.theory.setting import (
     activations,
     atoms,
     element,

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from hypermlp import ops
-from hypermlp.analysis.theory.registry import Case, excess, printed, relative, statement
-from hypermlp.analysis.theory.setting import heads, hidden, in_time_order, measured_mixing, mixing_matrix
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.ops import chunked
 from hypermlp.ops.registered import Inputs, flatten
+from hypermlp.theory.registry import Case, excess, printed, relative, statement
+from hypermlp.theory.setting import heads, hidden, in_time_order, measured_mixing, mixing_matrix
 
 LENGTHS = (32, 64, 96, 128, 160)
 # Why statements about cost notice no fault of the operator.

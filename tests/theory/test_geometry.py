@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hypermlp.analysis.geometry import Plane, find_roots, partition, random_plane, straightness
-from hypermlp.analysis.theory.registry import Case
-from hypermlp.analysis.theory.setting import hidden, make_static
+from hypermlp.theory.geometry import Plane, find_roots, partition, random_plane, straightness
+from hypermlp.theory.registry import Case
+from hypermlp.theory.setting import hidden, make_static
 
 
 def circle(places: Tensor) -> Tensor:

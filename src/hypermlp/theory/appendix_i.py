@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hypermlp.analysis.geometry import Field, Plane, partition, random_plane, straightness
-from hypermlp.analysis.theory.appendix_c_geometry import GRID, bends
-from hypermlp.analysis.theory.appendix_f import update_space, updates
-from hypermlp.analysis.theory.registry import Case, excess, printed, relative, statement
-from hypermlp.analysis.theory.setting import activations, heads, hidden, make_static, read
 from hypermlp.mixers.hyper import HyperGLU
+from hypermlp.theory.appendix_c_geometry import GRID, bends
+from hypermlp.theory.appendix_f import update_space, updates
+from hypermlp.theory.geometry import Field, Plane, partition, random_plane, straightness
+from hypermlp.theory.registry import Case, excess, printed, relative, statement
+from hypermlp.theory.setting import activations, heads, hidden, make_static, read
 
 CURVED = 1e-3  # a boundary this far from every straight line is curved
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hypermlp.analysis.theory.appendix_c import extend
-from hypermlp.analysis.theory.registry import Case, relative, statement
-from hypermlp.analysis.theory.setting import make_static, own_context, read
 from hypermlp.mixers.hyper import HyperGLU
+from hypermlp.theory.appendix_c import extend
+from hypermlp.theory.registry import Case, relative, statement
+from hypermlp.theory.setting import make_static, own_context, read
 
 # Why statements about the rank of W_o notice no fault of the operator.
 READOUT = "it holds whatever the operator gives: only W_o, behind it, decides the directions of an update."

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from hypermlp.batch import Batch
 from hypermlp.bench import flops, memory
-from hypermlp.experiments.configs import RunConfig, build_without_memory
 from hypermlp.models.lm import Block, LanguageModel, ModelConfig, count_parameters
+from hypermlp.runs.configs import build_without_memory
+from hypermlp.train.config import RunConfig
 from hypermlp.train.distributed import World
 from hypermlp.train.language import language_model, new_training
 from hypermlp.train.training import Training

@@ -20,17 +20,18 @@ from hypermlp.cli.train import run_training, show_plan, write
 from hypermlp.data.shards import prepare
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import ByteTokenizer, find_tokenizer
-from hypermlp.experiments.configs import CONFIGS, RunConfig, configure, count
-from hypermlp.experiments.cost import estimate_cost
-from hypermlp.experiments.generate import decode, find_saved, open_model, write_text
-from hypermlp.experiments.train import start
 from hypermlp.files import read_json
 from hypermlp.mixers import MIXERS
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import save_model
 from hypermlp.report.page import write_report
 from hypermlp.report.terminal import new_console
+from hypermlp.runs.configs import CONFIGS, configure, count
+from hypermlp.runs.cost import estimate_cost
+from hypermlp.runs.generate import decode, find_saved, open_model, write_text
+from hypermlp.runs.train import start
 from hypermlp.train.checkpoint import complete, newest, step_of
+from hypermlp.train.config import RunConfig
 from hypermlp.train.metrics import read_metrics
 from hypermlp.train.training import count as count_targets
 
@@ -314,7 +315,7 @@ def test_the_plan_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_plan_of_a_large_model_measures_a_part_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hypermlp.experiments.cost.LARGEST_TRIAL", {"cpu": 1e7})
+    monkeypatch.setattr("hypermlp.runs.cost.LARGEST_TRIAL", {"cpu": 1e7})
     changes = ["model.depth=6", "data.context=64", "model.width=32", "train.micro=8"]
     config = configure("tiny", changes)
     whole, shared = estimate_cost(config), estimate_cost(config, processes=2)

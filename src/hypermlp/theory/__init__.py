@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypermlp.analysis.theory import (
+from hypermlp.theory import (
     appendix_b,
     appendix_c,
     appendix_c_geometry,
@@ -15,7 +15,7 @@ from hypermlp.analysis.theory import (
     appendix_i,
     main_text,
 )
-from hypermlp.analysis.theory.registry import STATEMENTS, Case, Result, Statement, run, select
+from hypermlp.theory.registry import STATEMENTS, Case, Result, Statement, run, select
 
 __all__ = [
     "STATEMENTS",

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from hypermlp import ops
-from hypermlp.analysis.theory.registry import Statement, errors, missing
 from hypermlp.ops import dispatch, reference
 from hypermlp.ops.types import Mixing
+from hypermlp.theory.registry import Statement, errors, missing
 
 
 class Operands(ops.MixCall):

@@ -19,15 +19,16 @@ from hypermlp.data.packing import Batches
 from hypermlp.data.shards import prepare
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import Tokenizer, find_tokenizer
-from hypermlp.experiments.configs import DataConfig, RunConfig, count
-from hypermlp.experiments.generate import open_model, write_text
 from hypermlp.files import TOKENIZER
 from hypermlp.interrupts import stop_signals
 from hypermlp.mixers import own
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import CONFIG, MODEL_TYPE
 from hypermlp.provenance import provenance
+from hypermlp.runs.configs import count
+from hypermlp.runs.generate import open_model, write_text
 from hypermlp.train.checkpoint import Checkpoints
+from hypermlp.train.config import DataConfig, RunConfig
 from hypermlp.train.distributed import World
 from hypermlp.train.language import TrainConfig, new_training, train
 from hypermlp.train.metrics import check_loggers

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hypermlp.analysis.theory.registry import DEFINITION, Case, listed, relative, statement
-from hypermlp.analysis.theory.setting import activations, hidden, read
 from hypermlp.mixers.hyper import HyperGLU
+from hypermlp.theory.registry import DEFINITION, Case, listed, relative, statement
+from hypermlp.theory.setting import activations, hidden, read
 
 listed(
     "D.8",

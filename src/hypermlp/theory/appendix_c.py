@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp import ops
-from hypermlp.analysis.theory.registry import ASSUMPTION, Case, listed, relative, statement
-from hypermlp.analysis.theory.setting import (
+from hypermlp.mixers.hyper import HyperGLU
+from hypermlp.theory.registry import ASSUMPTION, Case, listed, relative, statement
+from hypermlp.theory.setting import (
     Query,
     activations,
     heads,
@@ -21,7 +22,6 @@ from hypermlp.analysis.theory.setting import (
     own_context,
     read,
 )
-from hypermlp.mixers.hyper import HyperGLU
 
 
 @statement(

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypermlp.analysis.geometry import Partition, Plane, layer_field, partition, random_plane
-from hypermlp.analysis.theory.appendix_i import example_field, example_layer, warped_halfspace
-from hypermlp.analysis.theory.registry import Case
-from hypermlp.analysis.theory.setting import hidden, make_static
 from hypermlp.config import HyperGLUConfig
 from hypermlp.mixers.hyper import HyperGLU
+from hypermlp.theory.appendix_i import example_field, example_layer, warped_halfspace
+from hypermlp.theory.geometry import Partition, Plane, layer_field, partition, random_plane
+from hypermlp.theory.registry import Case
+from hypermlp.theory.setting import hidden, make_static
 
 KEYS, WIDTH = 5, 8  # of the recall that the small layer learns
 STEPS = 400

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -15,82 +14,15 @@ import torch
 from hypermlp import notice
 from hypermlp.data.corpus import INDEX, read_index
 from hypermlp.data.tokenizers import find_tokenizer
-from hypermlp.experiments.config_files import PARTS, SUFFIXES, is_config_file, read_config_file
-from hypermlp.files import TOKENIZER
 from hypermlp.mixers import own
 from hypermlp.mixers.labels import SAME
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, match_inner_width
+from hypermlp.paper.configs import PAPER
+from hypermlp.runs.config_files import PARTS, SUFFIXES, is_config_file, read_config_file
+from hypermlp.train.config import DataConfig, RunConfig
 from hypermlp.train.language import TrainConfig
 
 PADDING = 64  # a vocabulary may be rounded up to a multiple of this, for the sake of matrix products
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Which text a model is trained on."""
-
-    corpus: str  # "stdlib", a path, "debian:NAME", "hub:owner/name", or a folder with a prepared corpus
-    tokenizer: str | None = None  # "bytes", "bpe:4096", or the path of a tokenizer.json; None: that of the prepared corpus
-    context: int  # tokens of a training sequence
-    documents: bool = False  # keep documents apart
-
-    def __post_init__(self) -> None:
-        if self.context < 1:
-            raise ValueError(f"data.context ({self.context}) must be at least 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """All that decides what a training run computes; plain data."""
-
-    model: ModelConfig
-    data: DataConfig
-    train: TrainConfig
-
-    def __post_init__(self) -> None:
-        if self.model.style == "gpt2" and self.data.context > self.model.length:
-            raise ValueError(
-                f"data.context ({self.data.context}) must be at most model.length ({self.model.length}), "
-                f"the number of learned position embeddings; give model.length={self.data.context}"
-            )
-
-    @property
-    def tokens(self) -> int:
-        """Of the whole run."""
-        return self.train.steps * self.train.batch * self.data.context
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"model": self.model.to_dict(), "data": dataclasses.asdict(self.data), "train": self.train.to_dict()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> RunConfig:
-        return cls(
-            model=ModelConfig.from_dict(values["model"]),
-            data=DataConfig(**values["data"]),
-            train=TrainConfig(**values["train"]),
-        )
-
-
-def paper(width: int, tokens: float) -> RunConfig:
-    """The language models of section 3: FineWeb-Edu, the LLaMA-2 tokenizer, half a million tokens per update."""
-    context, batch = 4096, 128
-    update = batch * context
-    return RunConfig(
-        model=ModelConfig(vocabulary=32000, width=width, depth=24, length=context),
-        data=DataConfig(corpus="hub:HuggingFaceFW/fineweb-edu", tokenizer=TOKENIZER, context=context),
-        train=TrainConfig(
-            steps=round(tokens / update),
-            batch=batch,
-            micro=4,
-            lr=4e-4,
-            warmup=round(1e9 / update),
-            precision="bfloat16",
-            checkpointing=True,
-            evaluate_every=500,
-            save_every=500,
-            asynchronous=True,
-        ),
-    )
 
 
 CONFIGS: dict[str, RunConfig] = {
@@ -102,28 +34,7 @@ CONFIGS: dict[str, RunConfig] = {
             steps=600, batch=16, micro=8, lr=1.6e-2, warmup=60, evaluate_every=50, evaluate_batches=8, save_every=50
         ),
     ),
-    # Table 1: GPT-2 small with NanoGPT's settings, of whose 600,000 steps the paper takes 80 × 500.
-    "nanogpt-owt2": RunConfig(
-        model=ModelConfig(vocabulary=50304, width=768, depth=12, length=1024, style="gpt2"),
-        data=DataConfig(corpus="openwebtext2", tokenizer=TOKENIZER, context=1024),
-        train=TrainConfig(
-            steps=40_000,
-            batch=480,
-            micro=12,
-            lr=6e-4,
-            warmup=2000,
-            decay=600_000,
-            precision="bfloat16",
-            parallel="ddp",
-            evaluate_every=500,
-            evaluate_batches=5,
-            save_every=500,
-            asynchronous=True,
-        ),
-    ),
-    # Table 2
-    "340m-15b": paper(1024, 15e9),
-    "1.3b-100b": paper(2048, 100e9),
+    **PAPER,
 }
 
 # Learning rates that were searched, by configuration and label: the best of results/rates (docs/training.md says how).

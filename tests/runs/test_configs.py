@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from hypermlp import notice
-from hypermlp.experiments.config_files import to_toml
-from hypermlp.experiments.configs import CONFIGS, RATES, UNSEARCHED, RunConfig, configure, count
+from hypermlp.runs.config_files import to_toml
+from hypermlp.runs.configs import CONFIGS, RATES, UNSEARCHED, configure, count
+from hypermlp.train.config import RunConfig
 
 RESULTS = Path(__file__).parents[2] / "results"
 

@@ -8,9 +8,10 @@ from itertools import combinations, product
 import torch
 from torch import Tensor
 
-from hypermlp.analysis.theory.registry import ASSUMPTION, Case, listed, relative, statement
-from hypermlp.analysis.theory.search import climb, on_sphere
-from hypermlp.analysis.theory.setting import (
+from hypermlp.mixers.hyper import HyperGLU, SequenceMixing
+from hypermlp.theory.registry import ASSUMPTION, Case, listed, relative, statement
+from hypermlp.theory.search import climb, on_sphere
+from hypermlp.theory.setting import (
     Head,
     activations,
     atoms,
@@ -24,7 +25,6 @@ from hypermlp.analysis.theory.setting import (
     own_context,
     read,
 )
-from hypermlp.mixers.hyper import HyperGLU, SequenceMixing
 
 B_X, B_x = 3.0, 30.0  # bounds of ‖X‖ and ‖x‖
 OUTSIDE = 1.1  # how far a control leaves them

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hypermlp.analysis.theory.registry import ASSUMPTION, Case, listed, relative, statement
-from hypermlp.analysis.theory.setting import activations, hidden
+from hypermlp.theory.registry import ASSUMPTION, Case, listed, relative, statement
+from hypermlp.theory.setting import activations, hidden
 
 listed(
     "B.1",

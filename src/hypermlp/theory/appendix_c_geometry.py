@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hypermlp.analysis.geometry import Field, find_roots, partition, random_plane, straightness
-from hypermlp.analysis.theory.registry import Case, printed, relative, statement
-from hypermlp.analysis.theory.setting import activations, heads, hidden, make_static, measured_mixing, mixing_matrix, read
 from hypermlp.mixers.hyper import HyperGLU
+from hypermlp.theory.geometry import Field, find_roots, partition, random_plane, straightness
+from hypermlp.theory.registry import Case, printed, relative, statement
+from hypermlp.theory.setting import activations, heads, hidden, make_static, measured_mixing, mixing_matrix, read
 
 GRID = 16  # cells along a side: enough to find boundaries, each of which is then exact
 

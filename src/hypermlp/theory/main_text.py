@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypermlp.analysis.geometry import random_plane
-from hypermlp.analysis.theory.appendix_c import extended_pair, telling
-from hypermlp.analysis.theory.appendix_c_geometry import bends
-from hypermlp.analysis.theory.appendix_f import DEPENDS, null_direction, update_space, updates
-from hypermlp.analysis.theory.appendix_h import added_atoms, no_mixing, ungated
-from hypermlp.analysis.theory.registry import Case, printed, relative, statement
-from hypermlp.analysis.theory.setting import activations, heads, hidden, make_static, measured_mixing, own_context, read
 from hypermlp.mixers.hyper import HyperGLU
+from hypermlp.theory.appendix_c import extended_pair, telling
+from hypermlp.theory.appendix_c_geometry import bends
+from hypermlp.theory.appendix_f import DEPENDS, null_direction, update_space, updates
+from hypermlp.theory.appendix_h import added_atoms, no_mixing, ungated
+from hypermlp.theory.geometry import random_plane
+from hypermlp.theory.registry import Case, printed, relative, statement
+from hypermlp.theory.setting import activations, heads, hidden, make_static, measured_mixing, own_context, read
 
 
 @statement(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hypermlp.analysis.theory.appendix_d import OUTSIDE, measured_gate, psi, total_variation, variation_norm
-from hypermlp.analysis.theory.appendix_d_kernel import first_flip
-from hypermlp.analysis.theory.registry import DEFINITION, RESTATED, Case, listed, relative, statement
-from hypermlp.analysis.theory.search import climb, on_sphere
-from hypermlp.analysis.theory.setting import activations, atoms, heads, hidden, make_static, measured_atoms, read
 from hypermlp.mixers.hyper import HyperGLU
+from hypermlp.theory.appendix_d import OUTSIDE, measured_gate, psi, total_variation, variation_norm
+from hypermlp.theory.appendix_d_kernel import first_flip
+from hypermlp.theory.registry import DEFINITION, RESTATED, Case, listed, relative, statement
+from hypermlp.theory.search import climb, on_sphere
+from hypermlp.theory.setting import activations, atoms, heads, hidden, make_static, measured_atoms, read
 
 
 @statement(
