@@ -92,8 +92,8 @@ class Mixer(nn.Module, ABC):
         """
         if weights is not None and not self.gives_weights:
             raise ValueError(
-                f"{type(self).__name__} has no weights of single tokens to give: leave weights unset, or use softmax attention, "
-                "HyperGLU or HyperMLP"
+                f"{type(self).__name__} has no weights of single tokens to give: leave weights unset, or use softmax "
+                "attention, HyperGLU or HyperMLP"
             )
         tokens = self.prepare(x, attention_mask, cu_seqlens, cache)._replace(weights=weights)
         try:

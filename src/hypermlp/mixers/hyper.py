@@ -6,6 +6,7 @@ Letters: B batch, T time, C width, H heads, G routing heads (2H for GLU), K and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch

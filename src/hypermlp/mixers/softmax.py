@@ -21,7 +21,7 @@ from hypermlp.mixers.base import Mixer, Tokens, is_split, visible_slots
 from hypermlp.mixers.modules import join_linears
 from hypermlp.mixers.parts import CausalConv, RMSNorm
 from hypermlp.ops import dispatch, pointwise
-from hypermlp.ops.observer import ordinary, transform
+from hypermlp.ops.observer import ORDINARY, ordinary, transform
 from hypermlp.ops.types import by_document, compute_dtype
 
 
@@ -96,6 +96,11 @@ class SoftmaxAttention(Mixer):
         q, k, v, gate_vo = self.project(tokens, None if cache is None else cache.history(), impl)
         spans = tokens.spans if tokens.packed else None
         if cache is not None:
+            if k.shape[2] != cache.slots["k"].shape[2]:
+                raise ValueError(
+                    f"this layer computes {k.shape[2]} heads here, and the cache is made for {cache.slots['k'].shape[2]}: "
+                    "generate with use_cache=False"
+                )
             slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts())
             k, v = slots["k"].to(q.dtype), slots["v"].to(q.dtype)
         if tokens.weights is not None:
@@ -151,10 +156,17 @@ class SoftmaxAttention(Mixer):
             made |= {"k": self.k(x_k), "v": self.v(x_v)}
         return made
 
+    def _computed_heads(self) -> int:
+        """Of this process: a tensor parallel plan leaves it some of the heads, and so the cache."""
+        weight: Tensor = self.k.weight
+        if is_split(self.k):
+            weight = weight.to_local()  # type: ignore[operator]
+        elif type(weight) not in ORDINARY or not weight.is_floating_point():
+            return self.n_head
+        return weight.shape[0] * self.n_head // self.qk_rank
+
     def cache_spec(self) -> CacheSpec:
-        heads = self.n_head
-        if is_split(self.k):  # each process keeps the heads that it computes
-            heads = self.k.weight.to_local().shape[0] * self.n_head // self.qk_rank  # type: ignore[operator]
+        heads = self._computed_heads()
         slots = {"k": (heads, self.qk_rank // self.n_head), "v": (heads, self.vo_rank // self.n_head)}
         return CacheSpec(slots=slots, taps=1 if self.conv_k is None else TAPS, width=self.width, rewind=32)
 

@@ -105,7 +105,7 @@ class Names(dict[str, Any]):
         return super().__contains__(name) or name in self.others
 
     def get(self, name: str, default: Any = None) -> Any:  # type: ignore[override]
-        return self[name] if name in self else default
+        return super().get(name, self.others.get(name, default))
 
 
 @cache

@@ -120,8 +120,8 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
     def generate_batch(self, *arguments: Any, **options: Any) -> Any:
         """Not of this model: transformers' continuous batching keeps keys and values in pages, in its own layout."""
         raise ValueError(
-            "generate_batch keeps keys and values in pages of its own, which these mixers do not use: call generate with a padded "
-            "batch, whose rows may end at different lengths"
+            "generate_batch keeps keys and values in pages of its own, which these mixers do not use: call generate with a "
+            "padded batch, whose rows may end at different lengths"
         )
 
     init_continuous_batching = continuous_batching_context_manager = generate_batch

@@ -70,8 +70,8 @@ __all__ = [
 def register(config: Any, tokenizer: Any, **models: Any) -> None:
     """Make the Auto classes know these classes; without the library, nothing.
 
-    Tools such as TRL and `transformers serve` look the class that config.json names up in transformers itself. Trainer looks for
-    its name in the Auto class's table, to know whether label smoothing must shift the labels.
+    Tools such as TRL and `transformers serve` look the class that config.json names up in transformers itself. Trainer looks
+    for its name in the Auto class's table, to know whether label smoothing must shift the labels.
     """
     if transformers is None:
         return

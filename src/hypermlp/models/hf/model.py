@@ -195,7 +195,7 @@ class HyperModel(HyperPreTrainedModel):
         eager = keep_weights or self.config._attn_implementation == "eager"
         if keep_weights and documents is not None:
             raise ValueError(
-                "output_attentions is for one sequence in each row: leave it unset for packed documents (positions that restart)"
+                "output_attentions is for one sequence in each row: leave it unset for packed documents, whose positions restart"
             )
         columns = attention_mask if keep_weights and attention_mask is not None and not bool(attention_mask.all()) else None
         states, weights = [x], [Weights(columns) if eager else None for _ in self.blocks]
@@ -297,8 +297,8 @@ class HyperModel(HyperPreTrainedModel):
 def check_cache(given: Any) -> None:
     if not isinstance(given, HyperCache):
         raise ValueError(
-            f"past_key_values ({type(given).__name__}) must be a HyperCache, which keeps what these mixers need: leave it unset, or "
-            "make it with model.generation_cache(). Keys and values cannot be put before the text either: in the place of prefix "
+            f"past_key_values ({type(given).__name__}) must be a HyperCache, which keeps what these mixers need: leave it "
+            "unset, or make it with model.generation_cache(). Keys and values cannot be put before the text: in the place of prefix "
             "tuning, use PromptTuningConfig or a LoraConfig"
         )
 
@@ -320,7 +320,7 @@ def new_mask(x: Tensor, mask: Tensor | None) -> Tensor | None:
         found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
             f"attention_mask ({found}) must be (batch, time), nonzero = real token, for all tokens so far: give the mask of "
-            "padding. Who sees whom is fixed by the mixers; give packed documents by position_ids that restart, or by cu_seq_lens_q"
+            "padding. Who sees whom is fixed by the mixers; packed documents have position_ids that restart, or cu_seq_lens_q"
         )
     mask = mask[:, mask.shape[1] - x.shape[1] :]
     return mask if torch.compiler.is_compiling() or not bool(mask.all()) else None
