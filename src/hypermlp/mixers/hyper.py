@@ -6,6 +6,7 @@ Letters: B batch, T time, C width, H heads, G routing heads (2H for GLU), K and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -86,6 +87,8 @@ class HyperGLU(Mixer):
     torch.Size([2, 100, 64])
     """
 
+    gives_weights = True
+
     def __init__(self, config: HyperGLUConfig | Mapping[str, Any] | None = None, **fields: Any) -> None:
         super().__init__()
         config = HyperGLUConfig.of(config, **fields)
@@ -93,6 +96,7 @@ class HyperGLU(Mixer):
         assert config.vo_rank is not None
         self.config = config
         self.width = C = config.n_embd
+        self.n_head = config.n_head
         self.q = nn.Linear(C, config.qk_rank, bias=config.bias)
         self.k = nn.Linear(C, config.qk_rank, bias=config.bias)
         self.v = nn.Linear(C, config.vo_rank, bias=config.bias)
@@ -146,12 +150,14 @@ class HyperGLU(Mixer):
         chunk = self.config.chunk_T if chunk_T is None else chunk_T
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk_T ({chunk}) must be a whole number of at least 1, or None")
-        route = choose_route(self, tokens, cache, impl)
+        route = choose_route(self, tokens, cache, impl if tokens.weights is None else "dense")
         if route.kind != "modules":
             return fast.RUN[route.kind](self, tokens, cache, route.impl, chunk)
         p = self.project(tokens, None if cache is None else cache.history(), route.impl)
         call = self.arrange(tokens, cache, p.q, p.k, p.v, p.routing, p.reading, chunk)
-        return self.read_out(dispatch.compute(route.impl, call), p.gate_vo, route.impl)
+        keep = None if tokens.weights is None else partial(tokens.weights.keep, tokens=tokens, spans=call.spans, cache=cache)
+        o = dispatch.compute(route.impl, call, keep)
+        return self.read_out(o, p.gate_vo, route.impl)
 
     def explain(self, x: Tensor, *, cache: Cache | None = None, impl: str | None = None, **given: Any) -> Route:
         """Which way a call with these arguments takes through the layer, and why; nothing is computed.

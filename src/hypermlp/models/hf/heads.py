@@ -18,7 +18,7 @@ from hypermlp.models.hf.library import (
     GenericForSequenceClassification,
     GenericForTokenClassification,
 )
-from hypermlp.models.hf.model import HyperModel, HyperPreTrainedModel, new_mask
+from hypermlp.models.hf.model import HyperModel, HyperPreTrainedModel, check_cache, new_mask
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.step import Parts, step
 
@@ -28,6 +28,8 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
 
     accepts_loss_kwargs = True
     _tied_weights_keys = {"head.weight": "model.embedding.weight"}  # noqa: RUF012
+    _tp_plan = {"head": "colwise_gather_output"}  # noqa: RUF012
+    _fsdp_plan = {"head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: HyperConfig) -> None:
         super().__init__(config)
@@ -89,7 +91,11 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocabulary, **others)
         output = CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
         return_dict = self.config.return_dict if return_dict is None else return_dict
         return output if return_dict else output.to_tuple()
@@ -121,12 +127,24 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
             )
         if self.training and self.model.gradient_checkpointing:
             generation_config.use_cache = model_kwargs["use_cache"] = False
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+        given = model_kwargs.get("past_key_values")
+        if given is not None:
+            check_cache(given)
+        elif generation_config.use_cache is not False:
             cache = model_kwargs["past_key_values"] = self.generation_cache()
             if generation_config.is_assistant:
                 cache.activate_past_recording()
             return
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)  # type: ignore[misc]
+
+    def generate_batch(self, *arguments: Any, **options: Any) -> Any:
+        """Not of this model: transformers' continuous batching keeps keys and values in pages, in its own layout."""
+        raise ValueError(
+            "generate_batch keeps keys and values in pages of its own, which these mixers do not use: call generate with a "
+            "padded batch, whose rows may end at different lengths"
+        )
+
+    init_continuous_batching = continuous_batching_context_manager = generate_batch
 
     def get_output_embeddings(self) -> nn.Module:
         return self.head
