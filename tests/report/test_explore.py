@@ -142,6 +142,8 @@ def test_the_folder_of_a_demo_opens_its_models_on_an_example(tmp_path: Path) -> 
     assert "neither a text nor --model" in str(refused.exception)
     refused = CliRunner().invoke(app, [*command, "--example", "4"])
     assert "below the 4 test examples" in str(refused.exception)
+    refused = CliRunner().invoke(app, ["explore", "long " * 500, "--mixer", "S-pc"])
+    assert "neither a text nor --model" in str(refused.exception)
     refused = CliRunner().invoke(app, [*command, "--mixer", "gla"])
     assert "has no model selective-copying-gla; there are" in str(refused.exception)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -41,8 +42,9 @@ def explore(
     from hypermlp.studies.task_models import find_task_models
 
     folders = model or [Path("runs/tiny")]
-    if task is not None or mixer or (text is not None and (Path(text) / "models").is_dir()):
-        if model or (text is not None and not Path(text).is_dir()):
+    demo = text is not None and os.path.isfile(os.path.join(text, "runs.jsonl"))  # false for a text, however long
+    if demo or task is not None or mixer:
+        if model or (text is not None and not demo):
             raise ValueError("a demo brings its own models and examples: give its folder, and neither a text nor --model")
         folders = find_task_models(Path(text or "runs/demo"), task or TASKS[0], mixer or READERS)
     show_explore(new_console(), text, folders, out, example=example)
