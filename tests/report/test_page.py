@@ -119,7 +119,7 @@ def test_a_study_of_one_seed(tmp_path: Path) -> None:
     text = page_of(tmp_path)
     assert "one seed, no range or interval" in text
     assert "HyperGLU 50.0 %, softmax attention 50.0 % at compression" in text
-    assert "? 2 undecided … 5 not run" in text
+    assert "Claims of the paper: ? 2 undecided … 5 not run" in text
     assert "±" not in text
 
 

@@ -31,6 +31,7 @@ class ClaimLine:
 class Opening:
     title: str
     lead: str
+    whose: str  # the claims are
     tally: list[tuple[str, str]]  # verdict, and how many claims have it
     problems: Sequence[str]  # why it does not count as registered
     claims: list[ClaimLine]
@@ -42,6 +43,7 @@ def opening(study: Judged) -> Opening:
     return Opening(
         title(study.results),
         lead(study.results),
+        "Claims of the paper" if study.results.protocol is None else "Claims that were registered",
         [(word, f"{counts[word]} {word}") for word in WORDS if counts[word]],
         [f"Not registered beforehand: {problem}." for problem in study.results.unregistered],
         [ClaimLine(claim.verdict.word, claim_words(claim), claim.title, deciding(claim)) for claim in study.claims],
@@ -102,7 +104,7 @@ def standing(study: Results, measure: str) -> str:
     if measure == LOSS:
         digits, unit, where = 3, "", "nats of loss in language modelling (lower is better)"
     else:
-        digits, percent = unit_of(study.measure)[1], " %" if study.measure == "accuracy" else ""
+        digits, percent = unit_of(study.measure)[1], "\N{NO-BREAK SPACE}%" if study.measure == "accuracy" else ""
         unit, where = percent, "on average over MAD" if measure == AVERAGE else f"at {inside(task_title(measure))}"
         where += "" if percent else f" ({study.measure}, lower is better)"
     shown = ", ".join(f"{plain_name(str(mixer))} {scores[str(mixer)]:.{digits}f}{unit}" for mixer in pair)
