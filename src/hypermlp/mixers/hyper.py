@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hypermlp import ops
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.config import INIT_STD, HyperGLUConfig
-from hypermlp.mixers import fast, rotary
+from hypermlp.mixers import fast, registers, rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
 from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.modules import known
@@ -33,7 +33,7 @@ class SequenceMixing(nn.Module):
     def __init__(self, config: HyperGLUConfig, op: Literal["op1", "op2"], heads: int) -> None:
         super().__init__()
         options = {name.removeprefix(f"{op}_"): value for name, value in config.to_dict().items()}
-        sets, L, R = heads if options["per_head"] else 1, config.block_size, options["rank"]
+        sets, L, R = heads if options["per_head"] else 1, config.lags, options["rank"]
         self.heads, self.shortcut, self.init_std, self.init = heads, options["shortcut"], options["init_std"], config.init
         self.A, self.B = nn.Parameter(torch.empty(sets, L, R)), nn.Parameter(torch.empty(sets, L, R))
         self.diag = nn.Parameter(torch.empty(sets, L)) if options["use_diag"] else None
@@ -91,8 +91,6 @@ class HyperGLU(Mixer):
     torch.Size([2, 100, 64])
     """
 
-    gives_weights = True
-
     def __init__(self, config: HyperGLUConfig | Mapping[str, Any] | None = None, **fields: Any) -> None:
         super().__init__()
         config = HyperGLUConfig.of(config, **fields)
@@ -101,6 +99,7 @@ class HyperGLU(Mixer):
         self.config = config
         self.width = C = config.n_embd
         self.n_head = config.n_head
+        self.gives_weights = not config.registers  # which are no tokens
         self.q = nn.Linear(C, config.qk_rank, bias=config.bias)
         self.k = nn.Linear(C, config.qk_rank, bias=config.bias)
         self.v = nn.Linear(C, config.vo_rank, bias=config.bias)
@@ -110,6 +109,7 @@ class HyperGLU(Mixer):
         self.conv_v = CausalConv(C, config.conv_kernel_size, config.init) if config.use_kv_conv else None
         self.gate_qk = nn.Linear(C, config.qk_rank) if config.use_qk_gate else None
         self.gate_vo = nn.Linear(C, config.vo_rank) if config.use_vo_gate else None
+        self.registers = nn.Parameter(torch.empty(config.registers, C)) if config.registers else None
         self.op1 = SequenceMixing(config, "op1", config.routing_heads) if config.use_op1 else None
         self.op2 = SequenceMixing(config, "op2", config.n_head) if config.use_op2 else None
         self.spec = ops.Spec(
@@ -117,7 +117,7 @@ class HyperGLU(Mixer):
             norm=config.attn_norm,
             aligner=config.aligner_kind,
             causal=config.do_masking,
-            block_size=config.block_size,
+            block_size=config.lags,
             eps=config.norm_eps,
         )
         self.reset_parameters()
@@ -128,6 +128,8 @@ class HyperGLU(Mixer):
 
         "paper" is appendix L, as released.
         """
+        if self.registers is not None:
+            self.registers.normal_(0, INIT_STD, generator=generator)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 module.weight.normal_(0, INIT_STD, generator=generator)
@@ -174,7 +176,13 @@ class HyperGLU(Mixer):
         return choose_route(self, self.prepare(x, cache=cache, **given), cache, impl)
 
     def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
-        """Queries, keys, values, gates and controls; `history` (B W−1 C) are the inputs before them, for the convolutions."""
+        """Queries, keys, values, gates and controls of `tokens`.
+
+        Args:
+            tokens: the input, prepared.
+            history: the inputs before them (B W−1 C), for the convolutions; None: nothing came before.
+            impl: what computes convolutions and gates, as route.impl names it.
+        """
         x, G, H = tokens.x, self.config.routing_heads, self.config.n_head
         x_k = x_v = x
         if self.conv_k is not None and self.conv_v is not None:
@@ -210,16 +218,33 @@ class HyperGLU(Mixer):
         reading: ops.Mixing | None,
         chunk: int | None,
     ) -> ops.MixCall:
-        """The operator's call: which slots exist, and those that a cache holds already."""
+        """The operator's call: which slots exist, and those that a cache holds already.
+
+        Args:
+            tokens, cache, chunk: as in mix.
+            q, k, v, routing, reading: of the tokens, as in Projected.
+        """
         # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
         spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
-        if cache is not None:
+        if self.registers is not None:
+            k, v, spans = registers.join(*self.register_slots(), tokens, cache, k, v)
+        elif cache is not None:
             slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts(), ring=True)
             k, v = slots["k"], slots["v"]
         return ops.MixCall(q, k, v, routing, reading, self.spec, spans, chunk)
 
+    def register_slots(self) -> tuple[Tensor, Tensor]:
+        """k (1 n G K) and v (1 n H V) of the registers, the oldest first; no convolution reaches them."""
+        assert self.registers is not None
+        x, G, H = self.registers.flip(0)[None], self.config.routing_heads, self.config.n_head
+        k, v = self.k(x).unflatten(-1, (G, -1)), self.v(x).unflatten(-1, (H, -1))
+        if self.config.use_rope:
+            angle = rotary.angles(torch.arange(-x.shape[1], 0, device=x.device)[None], k.shape[-1], self.config.rope_base)
+            k = rotary.rotate(k, torch.cat([angle, angle], dim=-1))
+        return k, v
+
     def read_out(self, o: Tensor, gate: Tensor | None, impl: str) -> Tensor:
-        """y (B T C) of the operator's o (B T H V) and the gate m2 before its activation."""
+        """y (B T C) of the operator's o (B T H V) and the gate m2 before its activation; impl as in project."""
         o = o.flatten(2)
         if gate is not None:
             o = self._gated(o, gate, impl)
@@ -260,7 +285,7 @@ class HyperGLU(Mixer):
         assert c.vo_rank is not None
         return CacheSpec(
             slots={"k": (c.routing_heads, c.qk_rank // c.routing_heads), "v": (c.n_head, c.vo_rank // c.n_head)},
-            window=c.block_size,
+            window=c.lags,
             taps=c.conv_kernel_size if c.use_kv_conv else 1,
             width=self.width,
             rewind=max(32, c.block_size if c.block_size <= 128 else 0),
@@ -285,6 +310,8 @@ class HyperGLU(Mixer):
                 wanted[name].copy_(value)
 
     def _by_authors_name(self) -> dict[str, nn.Parameter]:
+        if self.registers is not None:
+            raise ValueError("the authors' code has no registers; registers=0 is the layer that it knows")
         return {authors_name(name): value for name, value in self.named_parameters()}
 
     def extra_repr(self) -> str:

@@ -117,7 +117,7 @@ class SoftmaxAttention(Mixer):
         return self.o(o)
 
     def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
-        """Queries, keys, values and gates; `history` (B W−1 C) are the inputs before them, for the convolutions."""
+        """Queries, keys, values and gates; tokens, history and impl as in HyperGLU.project."""
         made = self._linears(tokens, history, impl)
         K, V = self.qk_rank // self.n_head, self.vo_rank // self.n_head
         q, k, v = (whole_heads(made[name], width) for name, width in (("q", K), ("k", K), ("v", V)))  # B T H K or V

@@ -18,8 +18,9 @@ from hypermlp.models.hf.library import (
     GenericForSequenceClassification,
     GenericForTokenClassification,
 )
-from hypermlp.models.hf.model import HyperModel, HyperPreTrainedModel, check_cache
+from hypermlp.models.hf.model import HyperModel, HyperPreTrainedModel, check_cache, new_mask
 from hypermlp.models.lm import LanguageModel
+from hypermlp.models.step import Parts, step
 
 
 class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
@@ -66,6 +67,12 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
         logits_to_keep: compute logits of the last so many tokens only, or of the places in a tensor; 0: of all. The other
         arguments are those of HyperModel, and of the loss (num_items_in_batch: divide by this count, over several batches).
         """
+        given = (inputs_embeds, labels, output_attentions, output_hidden_states, others.get("cu_seq_lens_q"))
+        if past_key_values is not None and input_ids is not None and not any(option is not None for option in given):
+            logits = self._decode(input_ids, attention_mask, past_key_values)
+            if logits is not None:
+                fast = CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)  # type: ignore[arg-type]
+                return fast if self.model._wants(return_dict, "return_dict") else fast.to_tuple()
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -92,6 +99,19 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
         )
         return_dict = self.config.return_dict if return_dict is None else return_dict
         return output if return_dict else output.to_tuple()
+
+    def _decode(self, tokens: Tensor, mask: Tensor | None, past: HyperCache) -> Tensor | None:
+        """Logits (B 1 V) of one token for each row in one call (models/step.py); None where the modules must be called."""
+        net = self.model
+        alone = net.positions is None and isinstance(past, HyperCache) and past.is_initialized and not past.waits
+        if not alone or tokens.shape[1:] != (1,) or new_mask(tokens, mask) is not None:
+            return None
+        if self.config.output_hidden_states or self.config.output_attentions or self.training:
+            return None
+        logits = step(self, Parts(net.embedding, None, net.blocks, net.norm, self.head), tokens, past.memory.layers)
+        if logits is not None:
+            past.columns += 1
+        return logits
 
     def generation_cache(self) -> HyperCache:
         """An empty cache, for `past_key_values` of generate and forward."""

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.mixers.base import Mixer
+from hypermlp.mixers.int8 import is_quantized
 from hypermlp.mixers.lags import LagExtension, check_longer, fill
+from hypermlp.mixers.modules import known
 from hypermlp.mixers.weights import Weights
 from hypermlp.models.hf.cache import HyperCache
 from hypermlp.models.hf.config import HyperConfig
@@ -24,6 +26,7 @@ from hypermlp.models.hf.library import BaseModelOutputWithPast, GradientCheckpoi
 from hypermlp.models.lm import Block, LanguageModel, check_places, check_tokens, places
 
 
+@known
 class HyperBlock(Block, GradientCheckpointingLayer):
     """A Block that transformers can recompute in the backward pass, and keeps whole on one device."""
 
@@ -121,12 +124,15 @@ class HyperPreTrainedModel(PreTrainedModel):
         self, save_directory: str | Path, is_main_process: bool = True, **options: Any
     ) -> None:
         """As in every model; also writes the file that lets tools without this package's name load it."""
+        if is_quantized(self):
+            raise ValueError("transformers cannot load int8 codes of hypermlp.quantize: save the model before it is quantised")
         self.config.auto_map = dict(AUTO_MAP)
         super().save_pretrained(save_directory, is_main_process=is_main_process, **options)
         if is_main_process:
             write_modelling_file(Path(save_directory))
 
 
+@known
 class HyperModel(HyperPreTrainedModel):
     """A LanguageModel's parts without its head: tokens (B T) to hidden states (B T C)."""
 
