@@ -5,7 +5,7 @@ Letters: B batch, T time, C width, H heads, G routing heads (2H for GLU), K and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -50,8 +50,12 @@ class SequenceMixing(nn.Module):
         if self.diag is not None:
             self.diag.zero_()
 
-    def forward(self, control: Tensor) -> ops.Mixing:
-        """R for controls s (B T H*R), after their activation; a forward, so that hooks which bring offloaded parameters run."""
+    def forward(self, given: Tensor, activate: Callable[[Tensor], Tensor] | None = None) -> ops.Mixing:
+        """R for inputs x (B T C) and the activation of their controls, or, without one, for activated controls s (B T H*R).
+
+        A forward, so that hooks which bring offloaded parameters run, and whatever wraps this module is called.
+        """
+        control = given if activate is None else activate(self.control(given))
         A: Tensor = self.A
         B: Tensor = self.B
         diag: Tensor | None = self.diag
@@ -87,8 +91,6 @@ class HyperGLU(Mixer):
     torch.Size([2, 100, 64])
     """
 
-    gives_weights = True
-
     def __init__(self, config: HyperGLUConfig | Mapping[str, Any] | None = None, **fields: Any) -> None:
         super().__init__()
         config = HyperGLUConfig.of(config, **fields)
@@ -97,6 +99,7 @@ class HyperGLU(Mixer):
         self.config = config
         self.width = C = config.n_embd
         self.n_head = config.n_head
+        self.gives_weights = not config.registers  # which are no tokens
         self.q = nn.Linear(C, config.qk_rank, bias=config.bias)
         self.k = nn.Linear(C, config.qk_rank, bias=config.bias)
         self.v = nn.Linear(C, config.vo_rank, bias=config.bias)
@@ -200,8 +203,8 @@ class HyperGLU(Mixer):
             k=k,
             v=heads(self.v(x_v), H, V),
             gate_vo=None if self.gate_vo is None else whole(self.gate_vo(x), H * V),
-            routing=None if self.op1 is None else self.op1(self._activated(self.op1.control(x))),
-            reading=None if self.op2 is None else self.op2(self._activated(self.op2.control(x))),
+            routing=None if self.op1 is None else self.op1(x, self._activated),
+            reading=None if self.op2 is None else self.op2(x, self._activated),
         )
 
     def arrange(
