@@ -19,7 +19,9 @@ study = typer.Typer(
 app.add_typer(study, name="study")
 ProtocolFile = Annotated[
     str,
-    typer.Argument(help="A TOML file, or one that comes with hypermlp: table1, compression, labels, registers, gates, ranks."),
+    typer.Argument(
+        help="A TOML file, or table1, compression, labels, registers, gates, ranks, lora, which come with hypermlp."
+    ),
 ]
 
 

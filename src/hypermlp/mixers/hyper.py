@@ -19,6 +19,7 @@ from hypermlp.config import INIT_STD, HyperGLUConfig
 from hypermlp.mixers import fast, registers, rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
 from hypermlp.mixers.base import Mixer, Tokens
+from hypermlp.mixers.lora import AdaptedLinear
 from hypermlp.mixers.modules import known
 from hypermlp.mixers.parts import CausalConv, decay_bank, heads, whole
 from hypermlp.mixers.route import Route, choose_route
@@ -131,6 +132,8 @@ class HyperGLU(Mixer):
         if self.registers is not None:
             self.registers.normal_(0, INIT_STD, generator=generator)
         for module in self.modules():
+            if isinstance(module, AdaptedLinear):
+                module.reset_adapter(generator)
             if isinstance(module, nn.Linear):
                 module.weight.normal_(0, INIT_STD, generator=generator)
                 if module.bias is not None:
