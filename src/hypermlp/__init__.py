@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hypermlp.mixers import Mixer, build_mixer
     from hypermlp.models.generate import generate
     from hypermlp.models.lm import LanguageModel, ModelConfig
+    from hypermlp.models.parallel import make_mesh, own_rows, parallelize
     from hypermlp.models.saved import load_model, save_model
     from hypermlp.train.optimisation import muon_parameters, parameter_groups
 
@@ -29,7 +30,10 @@ __all__ = [
     "build_mixer",
     "generate",
     "load_model",
+    "make_mesh",
     "muon_parameters",
+    "own_rows",
+    "parallelize",
     "parameter_groups",
     "save_model",
 ]
@@ -44,7 +48,10 @@ _LATER = {
     "build_mixer": "hypermlp.mixers",
     "generate": "hypermlp.models.generate",
     "load_model": "hypermlp.models.saved",
+    "make_mesh": "hypermlp.models.parallel",
     "muon_parameters": "hypermlp.train.optimisation",
+    "own_rows": "hypermlp.models.parallel",
+    "parallelize": "hypermlp.models.parallel",
     "parameter_groups": "hypermlp.train.optimisation",
     "save_model": "hypermlp.models.saved",
 }

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hypermlp.config import TAPS
-from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.base import Cut, Tokens
 from hypermlp.mixers.parts import (
     RMSNorm,
     ShortConv,
@@ -21,6 +21,7 @@ from hypermlp.mixers.parts import (
     head_width,
     heads,
     init_linears,
+    joined_cut,
     unit,
     whole,
     write_strength,
@@ -38,6 +39,7 @@ class GatedDeltaNet(MatrixMixer):
     """
 
     taps = TAPS
+    counted_by_head = ("n_head", "key_width", "value_width", "conv_width")
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, negative: bool = False) -> None:
         super().__init__()
@@ -59,6 +61,11 @@ class GatedDeltaNet(MatrixMixer):
         with torch.no_grad():
             self.A_log.uniform_(1e-4, 16).log_()
             self.dt_bias.copy_(first_steps(n_head))
+
+    def cuts(self) -> dict[str, Cut]:
+        joined = joined_cut(self.key_width, self.value_width)
+        found = {"qkv.weight": joined, "conv.weight": joined, "o.weight": Cut(dim=1)}
+        return {**found, **dict.fromkeys(("gate.weight", "beta.weight", "decay.weight", "A_log", "dt_bias"), Cut())}
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
