@@ -115,12 +115,12 @@ def start(
         lag_extension: what HyperGLU gets at the new lags of such a model (mixers/lags.py).
     """
     check_loggers(loggers)
-    world = world or World()
+    world = (world or World()).arranged(config.train.mesh)
     trained = None
     if begin is not None:
         trained, tokenizer = trained_model(config, begin, lag_extension)
         config = dataclasses.replace(config, model=trained.config)  # its own sizes, whatever the name stands for
-    config.train.share(world.size)  # a batch that cannot be divided fails here,
+    config.train.share(world.along("dp"))  # a batch that cannot be divided fails here,
     parameters = count(config.model)  # and a model that cannot be built here
     folder = RunFolder(out)
     held = folder.take(resume) if world.main else None
@@ -180,8 +180,8 @@ def make_batches(config: RunConfig, corpus: Corpus, split: SplitName, world: Wor
         micro=config.train.micro,
         seed=config.train.seed if split == "train" else None,
         documents=config.data.documents,
-        rank=world.rank,
-        world=world.size,
+        rank=world.batch_rank,
+        world=world.along("dp"),
     )
 
 

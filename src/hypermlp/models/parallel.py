@@ -47,7 +47,7 @@ def make_mesh(sizes: Mapping[str, int], device_type: str = "cpu") -> DeviceMesh:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh, *, mp_policy: MixedPrecisionPolicy | None = None) -> nn.Module:
-    """Spread a LanguageModel, or one mixer, over the processes of a mesh, in place; call it in all of them, before the optimiser.
+    """Spread a LanguageModel, or one mixer, over the processes of a mesh, in place; all of them call it, before an optimiser.
 
     The weights of the first process are everybody's. With tp all processes of a row of the mesh give the same input and get the
     same output. With cp each gives its own rows of every sequence, own_rows(x, mesh), and gets theirs. With dp or cp gradients
@@ -69,9 +69,8 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, mp_policy: MixedPrecision
     rows = Rows(mesh["cp"].get_group()) if size["cp"] > 1 else None
     if rows is not None:
         check_rows(model, mixers.values())
-    blocks: set[nn.Parameter] = set()
     if size["tp"] > 1:
-        blocks = divide(model, mixers, mesh["tp"], rows)
+        divide(model, mixers, mesh["tp"], rows)
     elif rows is not None:
         for mixer in mixers.values():
             share_rows(mixer, rows)
@@ -79,9 +78,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, mp_policy: MixedPrecision
     if shared:
         over = mesh[shared[0]] if len(shared) == 1 else mesh[shared]._flatten("dp_cp")
         options: dict[str, Any] = {"mesh": over, "mp_policy": mp_policy or MixedPrecisionPolicy()}
-        options["shard_placement_fn"] = lambda p: (
-            Shard(1) if p in blocks and p.shape[1] % (size["tp"] * over.size()) == 0 else None
-        )
+        options["shard_placement_fn"] = lambda p: even(p, over.size())
         for block in model.blocks if isinstance(model, LanguageModel) else ():
             fully_shard(block, **options)
         fully_shard(model, **options)
@@ -89,10 +86,17 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, mp_policy: MixedPrecision
 
 
 def own_rows(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """What this process has of x (B T …), whole sequences: all of it where the mesh has no cp, else an early and a late piece."""
+    """This process's part of whole sequences x (B T …): all where the mesh has no cp, else an early and a late piece."""
     if "cp" not in (mesh.mesh_dim_names or ()) or mesh["cp"].size() == 1:
         return x
     return Rows(mesh["cp"].get_group()).of(x)
+
+
+def in_blocks(model: nn.Module) -> set[str]:
+    """Names of the parameters whose first dimension are blocks of heads, and which have one dimension more than usual."""
+    divided = [(place, module) for place, module in model.named_modules() if isinstance(module, Divided)]
+    found = {f"{place}.{name}".removeprefix(".") for place, m in divided for name, cut in m.cuts.items() if cut.blocks > 1}
+    return found & {name for name, _ in model.named_parameters()}
 
 
 def check_rows(model: nn.Module, mixers: Iterable[Mixer]) -> None:
@@ -104,11 +108,8 @@ def check_rows(model: nn.Module, mixers: Iterable[Mixer]) -> None:
             mixer.mix_rows(torch.empty(0), cast("Rows", None))  # says why
 
 
-def divide(model: nn.Module, mixers: Mapping[str, Mixer], mesh: DeviceMesh, rows: Rows | None) -> set[nn.Parameter]:
-    """Divide heads and feed-forwards, and tell all other modules with parameters that theirs are distributed tensors.
-
-    Returns the parameters whose first dimension are blocks.
-    """
+def divide(model: nn.Module, mixers: Mapping[str, Mixer], mesh: DeviceMesh, rows: Rows | None) -> None:
+    """Divide heads and feed-forwards, and tell all other modules with parameters that theirs are distributed tensors."""
     count = mesh.size()
     plans: list[tuple[nn.Module, nn.Module, dict[str, Cut]]] = []
     for module in model.modules():  # first all that can be refused
@@ -131,7 +132,10 @@ def divide(model: nn.Module, mixers: Mapping[str, Mixer], mesh: DeviceMesh, rows
         part = copy.deepcopy(module).to("meta")
         distribute(module, mesh, {}, made)
         adopt(module, Local, part=part)
-    return {new for old, new in made.items() if new.dim() > old.dim()}
+
+def even(p: Tensor, processes: int) -> Shard | None:
+    """Along which dimension fully_shard divides a parameter evenly; what it divides unevenly is padded. None: along none."""
+    return next((Shard(dim) for dim, size in enumerate(local(p).shape) if size % processes == 0), None)
 
 
 def distribute(module: nn.Module, mesh: DeviceMesh, cuts: Mapping[str, Cut], made: dict[nn.Parameter, nn.Parameter]) -> None:
