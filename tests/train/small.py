@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -73,7 +74,7 @@ def go_on(
     checkpoints = Checkpoints(folder / "checkpoints", world, keep=how.keep, files={"config.json": described()})
     latest = checkpoints.latest()
     if latest is not None:
-        training.resume(checkpoints.load(latest, training.state()))
+        training.restore(partial(checkpoints.load, latest))
     metrics = Metrics(folder / "metrics.jsonl", training.step) if world.main else None
     steps = train(
         training,

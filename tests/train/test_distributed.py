@@ -51,7 +51,7 @@ def test_every_mesh_trains_as_one_process_and_continues_any_other(meshes: Path, 
         assert found[what] == pytest.approx(values, rel=5e-4 if what == "grad_norm" else 2e-6), what
     final = [newest(meshes / run / "checkpoints") for run in ("one", name)]
     one, two = (weights(load_checkpoint(path)) for path in final)
-    assert_same(two, one, 1e-4)
+    assert_same(two, one, 1e-3)
 
 
 def test_four_processes_were_killed_on_the_way(meshes: Path) -> None:

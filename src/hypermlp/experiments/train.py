@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -149,7 +150,7 @@ def start(
         checkpoints = folder.open_checkpoints(world, config.train.keep, files)
         latest = checkpoints.latest()
         if latest is not None:
-            training.resume(checkpoints.load(latest, training.state()))
+            training.restore(partial(checkpoints.load, latest))
         steps = range(min(len(validation), config.train.evaluate_batches))
         held_out = [one for step in steps for one in validation.passes(step)]
         return Run(config, folder, world, corpus, batches, held_out, training, parameters, checkpoints, held, loggers, begin)

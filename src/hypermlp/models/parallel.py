@@ -133,6 +133,7 @@ def divide(model: nn.Module, mixers: Mapping[str, Mixer], mesh: DeviceMesh, rows
         distribute(module, mesh, {}, made)
         adopt(module, Local, part=part)
 
+
 def even(p: Tensor, processes: int) -> Shard | None:
     """Along which dimension fully_shard divides a parameter evenly; what it divides unevenly is padded. None: along none."""
     return next((Shard(dim) for dim, size in enumerate(local(p).shape) if size % processes == 0), None)

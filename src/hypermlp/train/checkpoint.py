@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +31,6 @@ from hypermlp import notice
 from hypermlp.files import TOKENIZER, delete, file_sha256, sync, write_json, write_whole
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import read_config, weights
-from hypermlp.train.blocks import Blocks, LoadPlanner, SavePlanner
 from hypermlp.train.distributed import World
 
 COMPLETE = "complete.json"
@@ -59,9 +58,7 @@ class Checkpoints:
             for leftover in [*folder.glob(TEMPORARY + "step-*"), *folder.glob(OLD + "step-*")]:
                 delete(leftover)
 
-    def save(
-        self, step: int, state: Mapping[str, Tensor | Blocks], *, wait: bool = True, files: dict[str, str] | None = None
-    ) -> None:
+    def save(self, step: int, state: dict[str, Tensor], *, wait: bool = True, files: dict[str, str] | None = None) -> None:
         """Write a checkpoint. One is written at a time.
 
         Args:
@@ -88,22 +85,19 @@ class Checkpoints:
         """The newest undamaged checkpoint."""
         return self.world.share(newest(self.folder) if self.world.main else None)
 
-    def load(self, path: Path, state: Mapping[str, Tensor | Blocks]) -> int:
+    def load(self, path: Path, state: dict[str, Tensor]) -> int:
         """Fill `state` in place, however many processes wrote it; returns its step."""
         with single_process_is_meant():
-            reader = HuggingFaceStorageReader(str(path))
-            state_dict_loader.load(dict(state), storage_reader=reader, planner=LoadPlanner(), process_group=self.world.saving)
+            state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(path)), process_group=self.world.saving)
         return step_of(path)
 
-    def _write(self, step: int, state: Mapping[str, Tensor | Blocks], files: dict[str, str]) -> None:
+    def _write(self, step: int, state: dict[str, Tensor], files: dict[str, str]) -> None:
         final = self.folder / name_of(step)
         temporary = final.with_name(TEMPORARY + final.name)
         try:
             with single_process_is_meant():
                 writer = Writer(temporary, step, files)
-                state_dict_saver.save(
-                    dict(state), storage_writer=writer, planner=SavePlanner(), process_group=self.world.saving
-                )
+                state_dict_saver.save(state, storage_writer=writer, process_group=self.world.saving)
             if self.world.main:
                 until_now = [path for path in complete(self.folder) if step_of(path) <= step]
                 for old in until_now[self.keep :]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -26,7 +26,7 @@ from hypermlp.eval_mode import evaluating
 from hypermlp.models.lm import token_loss
 from hypermlp.models.parallel import in_blocks
 from hypermlp.models.saved import weights
-from hypermlp.train.blocks import Blocks
+from hypermlp.train.blocks import fill_blocks, without_blocks
 from hypermlp.train.distributed import World, no_sync, reshard, unwrapped
 from hypermlp.train.optimisation import Recipe, parameter_groups
 
@@ -160,26 +160,35 @@ class Training:
         total, counted = self.world.sum(total, count(passes)[0])
         return total / max(counted, 1)
 
-    def state(self) -> dict[str, Tensor | Blocks]:
-        """All that a checkpoint needs beside the step; the tensors are those in use."""
-        reshard(self.model)
-        model = unwrapped(self.model)
-        stacked = in_blocks(model)
+    def state(self) -> dict[str, Tensor]:
+        """All that a checkpoint needs beside the step; the tensors are those in use, but for blocks of heads (blocks.py)."""
+        found, stacked = self.tensors()
+        return found | {name: without_blocks(found[name]) for name in stacked}
 
-        def saved(name: str, tensor: Tensor) -> Tensor | Blocks:
-            return Blocks(cast("DTensor", tensor)) if name in stacked else tensor
-
-        found = {f"model.{name}": saved(name, tensor) for name, tensor in weights(model).items()}
-        for name, p in model.named_parameters():
-            of_p = self.optimiser.state[p]
-            found |= {f"optimiser.{name}.{moment}": saved(name, of_p[moment]) for moment in MOMENTS}
-        return found
+    def restore(self, load: Callable[[dict[str, Tensor]], int]) -> None:
+        """Continue from a checkpoint, which `load` fills into a state, and whose step it returns."""
+        state = self.state()
+        step = load(state)
+        found, stacked = self.tensors()
+        for name in stacked:
+            fill_blocks(found[name], state[name])
+        self.resume(step)
 
     def resume(self, step: int) -> None:
         """Continue after `step`, with the state of that step filled in."""
         self.step = step
         for state in self.optimiser.state.values():
             state["step"].fill_(step)
+
+    def tensors(self) -> tuple[dict[str, Tensor], list[str]]:
+        """All tensors of model and optimiser in use, and the names of those that hold blocks of heads."""
+        reshard(self.model)
+        model = unwrapped(self.model)
+        found = {f"model.{name}": tensor for name, tensor in weights(model).items()}
+        for name, p in model.named_parameters():
+            found |= {f"optimiser.{name}.{moment}": self.optimiser.state[p][moment] for moment in MOMENTS}
+        kinds = ("model.{}", *(f"optimiser.{{}}.{moment}" for moment in MOMENTS))
+        return found, [kind.format(name) for name in sorted(in_blocks(model)) for kind in kinds]
 
 
 def fusible(model: nn.Module) -> bool:
