@@ -5,7 +5,7 @@ python docs/make_routing_picture.py
 
 from pathlib import Path
 
-from hypermlp.analysis.gallery import mixing, trained
+from hypermlp.theory.gallery import mixing, trained
 
 COLOURS = ("#c2410c", "#a16207", "#2563eb", "#0f766e", "#7c3aed", "#be185d", "#0891b2", "#4d7c0f")
 SIZE, GAP, TEXT = 320, 20, 30

@@ -38,16 +38,18 @@ ORDER = [
     {"ops"},
     {"mixers"},
     {"models"},
-    {"train", "evals", "bench", "analysis"},
-    {"experiments"},
+    {"train", "evals", "bench", "analysis", "theory"},
+    {"paper"},
+    {"runs"},
     {"studies"},
+    {"verdicts"},
     {"report"},
     {"cli"},
     {"__main__"},
     {"testing"},  # nothing imports it
 ]
 DATA = {"data", "tasks"}
-DATA_USERS = {"experiments", "studies", "report", "cli"}
+DATA_USERS = {"runs", "studies", "verdicts", "report", "cli"}
 
 
 def core_distributions() -> set[str]:

@@ -12,6 +12,7 @@ from hypermlp.mixers.hyper import HyperGLU, HyperMLP
 if TYPE_CHECKING:
     from hypermlp.cache import Cache
     from hypermlp.mixers import Mixer, build_mixer
+    from hypermlp.mixers.int8 import quantize
     from hypermlp.models.generate import generate
     from hypermlp.models.lm import LanguageModel, ModelConfig
     from hypermlp.models.parallel import make_mesh, own_rows, parallelize
@@ -35,6 +36,7 @@ __all__ = [
     "own_rows",
     "parallelize",
     "parameter_groups",
+    "quantize",
     "save_model",
 ]
 
@@ -53,6 +55,7 @@ _LATER = {
     "own_rows": "hypermlp.models.parallel",
     "parallelize": "hypermlp.models.parallel",
     "parameter_groups": "hypermlp.train.optimisation",
+    "quantize": "hypermlp.mixers.int8",
     "save_model": "hypermlp.models.saved",
 }
 

@@ -15,7 +15,7 @@ from hypermlp.bench.record import Record, differences, timings
 from hypermlp.bench.systems import SYSTEMS, choose_systems
 from hypermlp.cli.table5 import table5 as command
 from hypermlp.errors import RunError
-from hypermlp.experiments.paper import TABLE5
+from hypermlp.paper.tables import TABLE5
 from hypermlp.report import table5 as report
 
 TINY = replace(

@@ -24,10 +24,10 @@ from hypermlp.data.tokenizers import ByteTokenizer
 from hypermlp.evals import harness
 from hypermlp.evals.harness import SUITES, Standing, scores, summary
 from hypermlp.evals.perplexity import measure
-from hypermlp.experiments.paper import BENCHMARKS, TABLE2
 from hypermlp.models.generate import generate
 from hypermlp.models.lm import LanguageModel, ModelConfig
 from hypermlp.models.saved import save_model
+from hypermlp.paper.tables import BENCHMARKS, TABLE2
 from hypermlp.report.evals import summary_table
 
 QUESTIONS = [
@@ -170,7 +170,7 @@ def test_mistakes_are_told_before_anything_runs(net: LanguageModel) -> None:
     with pytest.raises(ValueError, match=r"leaderboard_ifeval writes up to 1280 tokens, and length \(48\) must be more; give"):
         harness.evaluate(model, tokenizer, ["open-llm"])
     with pytest.raises(ValueError, match="cannot read on past its own length"):
-        harness.check_length(SUITES["open-llm"], 1024, "gpt2")
+        harness.check_length(SUITES["open-llm"], 1024, learned_positions=True)
     with pytest.raises(ValueError, match=r"unknown tasks \['no such'\]; known are the suites open-llm, general"):
         harness.check_names(["arc_easy", "no such"], {"arc_easy"})
 

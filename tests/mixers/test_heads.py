@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from helpers import assert_same, perturb, randn
-from hypermlp.experiments.configs import RunConfig, configure
 from hypermlp.mixers import MIXERS, Entry, build_mixer
 from hypermlp.mixers.labels import TABLE1
 from hypermlp.models.budget import match, size_of
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters
 from hypermlp.models.saved import load_model, save_model
+from hypermlp.runs.configs import configure
+from hypermlp.train.config import RunConfig
 
 WIDTH, T = 48, 13
 WITH_HEADS = [name for name in sorted(MIXERS) if MIXERS[name].heads]

@@ -51,7 +51,7 @@ def attempt(name: str, recipe: str, mesh: DeviceMesh) -> str | float:
 
 
 def decode(recipe: str, mesh: DeviceMesh) -> str:
-    """What a softmax layer says about a cache when its heads are split; nothing where it decodes rightly."""
+    """What a softmax layer says while it decodes; nothing where it does so rightly."""
     mixer, x = perturb(build_mixer("softmax", WIDTH, LENGTH)), randn(2, T, WIDTH, dtype=torch.float32)
     with torch.no_grad():
         expected = mixer(x)
@@ -89,12 +89,19 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, st
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
+# Softmax attention computes the heads that a process has; Llama's recipe knows no gate, so it leaves that whole.
+SPLIT = {
+    *((name, "every linear") for name in ("softmax", "softmax_qknorm", "gated_softmax")),
+    *((name, "llama") for name in ("softmax", "softmax_qknorm")),
+}
+
+
 @each_mixer
 @pytest.mark.parametrize("recipe", ["llama", "every linear", "o alone"])
 def test_tensor_parallel(name: str, recipe: str, results: list[dict[tuple[str, str], str | float]]) -> None:
     for result in results:
         found = result[name, recipe]
-        if name == "softmax" and recipe != "o alone":
+        if (name, recipe) in SPLIT:
             assert isinstance(found, float), found
             assert found < 1e-5
         else:
@@ -116,7 +123,8 @@ def test_divided_parameters(name: str, results: list[dict[tuple[str, str], str |
         assert result[name, "fully_shard"] < 1e-5
 
 
-def test_decoding_is_right_or_refused(results: list[dict[tuple[str, str], str | float]]) -> None:
+def test_decoding(results: list[dict[tuple[str, str], str | float]]) -> None:
+    """Each process keeps the heads that it computes."""
     for result in results:
         assert result["decoding", "fully_shard"] == ""
-        assert "generate with use_cache=False" in str(result["decoding", "llama"])
+        assert result["decoding", "llama"] == ""

@@ -13,13 +13,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hypermlp.analysis import gallery
-from hypermlp.analysis.theory import STATEMENTS, run, select
-from hypermlp.analysis.theory.faults import FAULTS
-from hypermlp.analysis.theory.numbered import NUMBERED
-from hypermlp.analysis.theory.registry import FAILS
 from hypermlp.cli import app
 from hypermlp.report import theory as report
 from hypermlp.report.theory_map import THREADS, base, html_map, links_of
+from hypermlp.theory import STATEMENTS, run, select
+from hypermlp.theory.faults import FAULTS
+from hypermlp.theory.numbered import NUMBERED
+from hypermlp.theory.registry import FAILS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "theory.md").read_text()
@@ -69,7 +69,7 @@ def test_the_command_takes_lists_and_refuses_unknown_numbers() -> None:
 
 
 def test_the_command_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "pictures", lambda: gallery.examples())  # the others are drawn in tests/analysis
+    monkeypatch.setattr(report, "pictures", lambda: gallery.examples())  # the others are drawn in tests/theory
     out = tmp_path / "page.html"
     done = CliRunner().invoke(app, f"theory --page --only C.1 --out {out}")
     assert done.exit_code == 0, done.output

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hypermlp.data.packing import Batches
-from hypermlp.experiments.configs import CONFIGS
 from hypermlp.mixers.labels import TABLE1
 from hypermlp.models.lm import LanguageModel, count_parameters
+from hypermlp.runs.configs import CONFIGS
 from hypermlp.studies import language
 from hypermlp.studies.folder import Folder
 from hypermlp.studies.language import LanguageJob, LanguageStudy, language_study

@@ -11,10 +11,7 @@ from typing import Any
 import pytest
 
 from hypermlp import provenance
-from hypermlp.report.claims import CEILING, LEVEL, SUPPORTED, UNFINISHED, judge_claims
-from hypermlp.report.folders import read_studies
 from hypermlp.report.page import write_report
-from hypermlp.report.predictions import predictions
 from hypermlp.studies import engine
 from hypermlp.studies.cost import Cost, measure_costs
 from hypermlp.studies.mad import TaskStudy
@@ -34,6 +31,9 @@ from hypermlp.studies.protocol import (
     registered_version,
     registration_problems,
 )
+from hypermlp.verdicts.claims import CEILING, LEVEL, SUPPORTED, UNFINISHED, judge_claims
+from hypermlp.verdicts.folders import read_studies
+from hypermlp.verdicts.predictions import predictions
 
 ROOT = Path(__file__).parents[2]
 TEXT = """
@@ -76,7 +76,7 @@ def run(text: str, out: Path, path: Path) -> list[dict[str, Any]]:
     path.write_text(text)
     enter(out, path, rules)
     (study,) = rules.studies.values()
-    return study.run(out / "mad", rules.contestants, seeds=rules.seeds, marks={MARK: rules.digest})
+    return study.run(out / "mad", rules.mixers, seeds=rules.seeds, marks={MARK: rules.digest})
 
 
 def commit(path: Path) -> None:
@@ -359,8 +359,8 @@ def test_protocols_of_the_package_can_be_run(path: Path) -> None:
     protocol = read_protocol(find_protocol(path.stem).read_text())
     protocol.check()
     assert protocol.seeds >= protocol.terms.seeds
-    assert protocol.terms.interval == "bootstrap"
-    assert all(study.search is not None for study in protocol.studies.values())
+    assert protocol.terms.interval == ("bootstrap" if protocol.seeds >= 5 else "student")
+    assert all((study.search is None) != (study.given is None) for study in protocol.studies.values())
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ import torch
 from safetensors.torch import load_file
 
 from hypermlp.batch import Batch
-from hypermlp.experiments.configs import configure
-from hypermlp.experiments.train import start
 from hypermlp.models.generate import generate
 from hypermlp.models.lm import LanguageModel, ModelConfig
+from hypermlp.runs.configs import configure
+from hypermlp.runs.train import start
 from hypermlp.train.checkpoint import Checkpoints, complete
 from hypermlp.train.distributed import World, join
 from hypermlp.train.language import TrainConfig, new_training, train
@@ -193,8 +193,8 @@ def meshes(folder: Path) -> None:
     """The same training by processes that share heads and sequences, and by one mesh after the other, also killed."""
     succeed(fork(lambda: go_on(folder / "one")))
     how = {mesh: config(mesh=mesh) for mesh in ("tp=2", "cp=2", "dp=2,tp=2", "cp=2,tp=2")}
-    for mesh, count in (("tp=2", 2), ("cp=2", 2), ("cp=2,tp=2", 4)):
-        together(lambda world: go_on(folder / mesh, how[mesh], world), count)  # noqa: B023  (used at once)
+    for mesh, processes in (("tp=2", 2), ("cp=2", 2), ("cp=2,tp=2", 4)):
+        together(lambda world: go_on(folder / mesh, how[mesh], world), processes)  # noqa: B023  (used at once)
     turns = folder / "turns"
     together(lambda world: go_on(turns, how["dp=2,tp=2"], world, until=2), 4)
     succeed(fork(lambda: go_on(turns, until=4)))

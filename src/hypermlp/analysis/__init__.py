@@ -1,1 +1,1 @@
-"""Looking into a model: its memory slot by slot, and the paper's theory as checks."""
+"""Looking into a model: its memory slot by slot, and statistics over a text."""

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from hypermlp.analysis.trace import Memory, Operator, Trace, identity
 from hypermlp.cache import Cache
+from hypermlp.mixers import registers
 from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.differential import DifferentialAttention
 from hypermlp.mixers.forgetting import ForgettingAttention
@@ -81,6 +82,7 @@ class HyperTrace(Trace):
     """HyperGLU and HyperMLP."""
 
     def __init__(self, layer: HyperGLU, tokens: Tokens, cache: Cache | None) -> None:
+        registers.refuse(layer.config)
         made = layer.project(tokens, None if cache is None else cache.history(), "dense")
         slots, spans = {"k": made.k, "v": made.v}, tokens.spans
         if cache is not None:

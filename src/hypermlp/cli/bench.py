@@ -143,6 +143,42 @@ def bench_decode(
     measure.run_decode(new_console(), out, lengths, batches, width=width, rounds=rounds)
 
 
+@bench.command("latency")
+def bench_latency(
+    context: Annotated[str, typer.Option(help="Lengths of the window, which is full.")] = "256,1024,4096,16384",
+    batch: Annotated[str, typer.Option(help="Streams decoded at once.")] = "1,8",
+    weights: Annotated[
+        str, typer.Option(help="float32, bfloat16, int8 (linear layers, the rest in bfloat16).")
+    ] = "float32,bfloat16,int8",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="hyperglu, 'softmax 12 heads' (in a ring), mamba, gated_deltanet; may be given several times."),
+    ] = None,
+    model: Annotated[
+        bool, typer.Option("--model", help="Instead: a language model of 1.1 M parameters, in one call and by its modules.")
+    ] = False,
+    width: Annotated[int, typer.Option(min=12, help="Width of the layers.")] = 768,
+    steps: Annotated[int, typer.Option(min=1, help="Tokens of each stream.")] = 20000,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch and of the kernels.")] = 2,
+    out: Annotated[Path, typer.Option(help="Folder for numbers and picture; the same command resumes.")] = Path("runs/bench"),
+) -> None:
+    """Every token timed alone: median, tail, deadlines, first token. Hours by default; --steps 2000 is a trial."""
+    from hypermlp.cli import measure
+
+    measure.run_latency(
+        new_console(),
+        out,
+        context=whole_numbers("--context", context),
+        batch=whole_numbers("--batch", batch),
+        weights=weights.split(","),
+        only=only or (),
+        model=model,
+        width=width,
+        steps=steps,
+        threads=threads,
+    )
+
+
 def check_contestants(only: list[str] | None, against: Path | None) -> None:
     """Bad names fail before anything is measured."""
     from hypermlp.bench.contestants import CONTESTANTS

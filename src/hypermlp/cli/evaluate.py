@@ -12,11 +12,11 @@ from rich.progress import Progress
 from hypermlp.data.corpus import SplitName
 from hypermlp.evals.harness import evaluate
 from hypermlp.evals.perplexity import measure
-from hypermlp.experiments.generate import corpus_for, open_model
 from hypermlp.files import free_path, write_json
 from hypermlp.provenance import provenance
 from hypermlp.report.evals import perplexity_table, score_table
 from hypermlp.report.terminal import say
+from hypermlp.runs.generate import corpus_for, open_model
 
 
 def model_names(folders: Sequence[Path]) -> list[str]:

@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
-from hypermlp.bench import decode, layer, model, profile
+from hypermlp.bench import decode, latency, layer, model, profile
 from hypermlp.bench.contestants import BASELINE
 from hypermlp.bench.layer import Shape
 from hypermlp.files import free_path, write_json
 from hypermlp.provenance import provenance
-from hypermlp.report.bench_pictures import decode_picture, growth, mixers_picture
-from hypermlp.report.bench_tables import decode_table, layer_tables, model_tables, profile_table
+from hypermlp.report.bench_pictures import decode_picture, growth, latency_picture, mixers_picture
+from hypermlp.report.bench_tables import decode_table, latency_table, layer_tables, model_tables, profile_table
 from hypermlp.report.style import save
 from hypermlp.report.terminal import say, status
 
@@ -72,6 +72,17 @@ def run_decode(console: Console, out: Path, lengths: Sequence[int], batches: Seq
     for batch in batches:
         console.print(decode_table([row for row in rows if row["batch"] == batch], console.width))
     say(console, f"Numbers: {path}   Picture: {save(decode_picture(rows, batches), path.with_suffix('.png'))}")
+
+
+def run_latency(console: Console, out: Path, **options: Any) -> None:
+    """Every token alone; leaves latency.json and latency.png in `out`, with --model model-latency.json."""
+    path = out / ("model-latency.json" if options["model"] else "latency.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with status(console, "starting") as tell:
+        rows = latency.run(path, tell=tell, **options)
+    for setting in dict.fromkeys((row["context"], row["batch"]) for row in rows):
+        console.print(latency_table([row for row in rows if (row["context"], row["batch"]) == setting], console.width))
+    say(console, f"Numbers: {path}   Picture: {save(latency_picture(rows), path.with_suffix('.png'))}")
 
 
 def run_profile(console: Console, out: Path, shapes: Sequence[Shape], names: Sequence[str], **options: Any) -> None:

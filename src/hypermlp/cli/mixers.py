@@ -62,8 +62,17 @@ def explain(
 
 
 @app.command()
-def budget(width: Width = 768, length: Length = 1024) -> None:
+def budget(
+    width: Width = 768,
+    length: Length = 1024,
+    config: Annotated[
+        str | None, typer.Option(help="Whole models instead: what each has in 340m-15b or 1.3b-100b (Table 2).")
+    ] = None,
+) -> None:
     """Parameters of all labels and rivals by component, and the sizes at which they equal softmax attention's."""
-    from hypermlp.report.budget import show_budget
+    from hypermlp.report.budget import show_budget, show_models
 
-    show_budget(new_console(), width, length)
+    if config is None:
+        show_budget(new_console(), width, length)
+    else:
+        show_models(new_console(), config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,8 +42,8 @@ def train(
 ) -> None:
     """Train a language model. On several processes: torchrun --nproc-per-node N --no-python hypermlp train NAME …"""
     from hypermlp.cli.train import run_training, show_plan
-    from hypermlp.experiments.config_files import is_config_file, to_toml
-    from hypermlp.experiments.configs import configure
+    from hypermlp.runs.config_files import is_config_file, to_toml
+    from hypermlp.runs.configs import configure
 
     folder = out or Path("runs") / (Path(name).stem if is_config_file(name) else name)
     if print_config:
@@ -78,6 +78,9 @@ def generate(
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest.")] = None,
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest that make up this share.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    weights: Annotated[
+        str, typer.Option(help="saved; bfloat16; or int8 (linear layers, the rest in bfloat16): fewer bytes for each token.")
+    ] = "saved",
     own: OwnMixers = None,
 ) -> None:
     """Let a trained model write, token by token."""
@@ -85,7 +88,8 @@ def generate(
     from hypermlp.mixers.own import adopt
 
     adopt(own or ())
-    write(new_console(), model, prompt, count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    write(new_console(), model, prompt, count, weights=weights, **sampling)
 
 
 @app.command("eval")
@@ -142,7 +146,7 @@ app.add_typer(data, name="data")
 @data.command("prepare")
 def data_prepare(
     source: Annotated[
-        str, typer.Argument(help="stdlib, a file or folder of txt, jsonl, parquet, debian:NAME, or hub:owner/name.")
+        str, typer.Argument(help="stdlib, a file or folder of txt, jsonl, jsonl.zst, parquet, debian:NAME, or hub:owner/name.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for the shards; started again with it, finished shards are kept.")],
     tokenizer: Annotated[str, typer.Option(help="bytes, bpe:4096 (trained on the text), or a tokenizer.json.")] = "bytes",

@@ -17,7 +17,10 @@ study = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(study, name="study")
-ProtocolFile = Annotated[str, typer.Argument(help="A TOML file, or one that comes with hypermlp: table1, compression.")]
+ProtocolFile = Annotated[
+    str,
+    typer.Argument(help="A TOML file, or one that comes with hypermlp: table1, compression, labels, registers, gates, ranks."),
+]
 
 
 @study.command("run")
@@ -34,17 +37,17 @@ def study_run(
 ) -> None:
     """Run a registered study: search, then the runs that count; and leave its page. Stop and start it as you like."""
     from hypermlp.cli import watch
-    from hypermlp.report.page import write_report
-    from hypermlp.studies import protocol as registered
     from hypermlp.studies.executors import find_executor
+    from hypermlp.studies.protocol import find_protocol, load_protocol
+    from hypermlp.verdicts.registration import MARK, deviations, enter
 
-    console, path = new_console(), registered.find_protocol(protocol)
-    rules = registered.load_protocol(path)
+    console, path = new_console(), find_protocol(protocol)
+    rules = load_protocol(path)
     folder, workforce = out or Path("runs") / "registered" / path.stem, find_executor(executor, workers, device)
-    versions = registered.enter(folder, path, rules)
+    versions = enter(folder, path, rules)
     if versions[0].commit is None:
         say(console, f"{path.name} is not committed as it is, so these runs will not count as registered.", "red")
-    for changed, lines in registered.deviations(versions):
+    for changed, lines in deviations(versions):
         say(console, f"Changed on {changed.date}, after {changed.records} runs: {'; '.join(lines)}", "red")
     records: list[Record] = []
     for half, part in rules.studies.items():
@@ -52,14 +55,13 @@ def study_run(
             console,
             folder / half,
             part,
-            rules.contestants,
+            rules.mixers,
             seeds=rules.seeds,
             executor=workforce,
             retry_failed=retry_failed,
-            marks={registered.MARK: rules.digest},
+            marks={MARK: rules.digest},
         )
-    watch.show_verdicts(console, folder)
-    say(console, f"Report: {write_report(folder)}")
+    watch.leave_page(console, folder)
     watch.leave(records)
 
 
@@ -76,5 +78,5 @@ def study_cost(
 
     keep_freed_memory()  # as workers do
     rules = load_protocol(find_protocol(protocol))
-    costs = [cost for part in rules.studies.values() for cost in measure_costs(part, rules.contestants, rules.seeds)]
+    costs = [cost for part in rules.studies.values() for cost in measure_costs(part, rules.mixers, rules.seeds)]
     show_costs(new_console(), costs, workers)

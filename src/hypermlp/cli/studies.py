@@ -85,7 +85,6 @@ def mad_run(
 ) -> None:
     """Train models on MAD, all cores at work, and score them. Stop and start it as you like."""
     from hypermlp.cli import watch
-    from hypermlp.report.page import write_report
     from hypermlp.studies.executors import find_executor
     from hypermlp.studies.mad import task_study
     from hypermlp.studies.search import choose_search
@@ -109,7 +108,7 @@ def mad_run(
     workforce = find_executor(executor, workers, device)
     names = contestants(mixers)
     records = watch.run_study(console, out, study, names, seeds=seeds, executor=workforce, retry_failed=retry_failed)
-    say(console, f"Report: {write_report(out)}")
+    watch.leave_page(console, out)
     watch.leave(records)
 
 
@@ -136,7 +135,6 @@ def table1(
 ) -> None:
     """The paper's Table 1: MAD and language models for labels and rivals, and the page that compares them with the paper."""
     from hypermlp.cli import watch
-    from hypermlp.report.page import write_report
     from hypermlp.studies.executors import find_executor
     from hypermlp.studies.search import choose_search
     from hypermlp.studies.table1 import contestants, table1_studies
@@ -149,8 +147,7 @@ def table1(
     for folder, study in studies.items():
         part = out / folder
         records += watch.run_study(console, part, study, names, seeds=seeds, executor=workforce, retry_failed=retry_failed)
-    watch.show_verdicts(console, out)
-    say(console, f"Report: {write_report(out)}")
+    watch.leave_page(console, out)
     watch.leave(records)
 
 
@@ -161,20 +158,21 @@ def report(
 ) -> None:
     """One page from finished runs: the table beside the paper's, curves, claims with verdicts, budgets, provenance."""
     from hypermlp.cli.watch import show_verdicts
-    from hypermlp.report.folders import read_studies
     from hypermlp.report.page import write_report
     from hypermlp.report.table1 import show_table1
     from hypermlp.report.table5 import write_page
     from hypermlp.report.tasks import task_table
+    from hypermlp.verdicts.judged import judge_folder
 
     console = new_console()
     if page := write_page(folder, out):
         say(console, f"Report: {page}")
         return
-    for study in read_studies(folder):
+    studies = judge_folder(folder)
+    for study in (judged.results for judged in studies):
         if "tasks" in study.plans:
             console.print(task_table(study.mad, study.mixers, study.all_settings, console.width))
         else:
             show_table1(console, study)
-    show_verdicts(console, folder)
-    say(console, f"Report: {write_report(folder, out)}")
+    show_verdicts(console, studies)
+    say(console, f"Report: {write_report(folder, out, studies)}")

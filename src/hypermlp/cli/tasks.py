@@ -79,7 +79,6 @@ def tasks_run(
 ) -> None:
     """Train models of equal size on tasks, score them by slice, and write the page. Stop and start it as you like."""
     from hypermlp.cli import watch
-    from hypermlp.report.page import write_report
     from hypermlp.studies.executors import find_executor
     from hypermlp.studies.table1 import contestants
     from hypermlp.studies.tasks import scaled_studies
@@ -96,5 +95,5 @@ def tasks_run(
         records += watch.run_study(
             console, out / folder, study, contestants(mixers), seeds=seeds, executor=workforce, retry_failed=retry_failed
         )
-    say(console, f"Report: {write_report(out)}")
+    watch.leave_page(console, out)
     watch.leave(records)

@@ -34,9 +34,9 @@ def theory(
     came to equality, and the smallest error under the control, where the check must fail. With one statement, or a few, the
     sentences are printed too.
     """
-    from hypermlp.analysis.theory import select
-    from hypermlp.analysis.theory.faults import noticed
     from hypermlp.report.theory import faults_markdown, markdown, show_theory
+    from hypermlp.theory import select
+    from hypermlp.theory.faults import noticed
 
     wanted = [part for text in only or [] for part in text.split(",")]
     if show:

@@ -13,12 +13,11 @@ from rich.live import Live
 
 from hypermlp.files import Record
 from hypermlp.ops import dispatch
-from hypermlp.report.claims import judge_claims
-from hypermlp.report.folders import read_studies
 from hypermlp.report.page import write_report
 from hypermlp.report.progress import Scores, Screen, accuracies, describe, losses
 from hypermlp.report.tasks import task_table
 from hypermlp.report.terminal import say
+from hypermlp.report.words import sentence
 from hypermlp.studies.demo import MIXERS, DemoStudy
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import read_lines
@@ -26,6 +25,7 @@ from hypermlp.studies.mad import TaskStudy
 from hypermlp.studies.search import PHASE
 from hypermlp.studies.study import Study
 from hypermlp.studies.tasks import ScaledStudy
+from hypermlp.verdicts.judged import Judged, judge_folder
 
 
 def run_study(
@@ -64,19 +64,25 @@ def run_demo(console: Console, out: Path, study: DemoStudy, **options: Any) -> l
     records = run_study(console, out, study, MIXERS, **options)
     if {record["key"] for record in records} <= before:
         say(console, f"All runs were finished before and are in {out}; another --out trains them again.")
-    show_verdicts(console, out)
     if options.get("seeds", 1) == 1:
         say(console, "One seed cannot tell an effect from chance; the same command with --seeds 4 runs the other seeds.\n")
-    say(console, f"Report: {write_report(out)}")
+    leave_page(console, out)
     return records
 
 
-def show_verdicts(console: Console, folder: Path) -> None:
-    """The claims that the runs of a folder can judge, as its page has them."""
-    for study in read_studies(folder):
-        for found in judge_claims(study):
+def show_verdicts(console: Console, studies: Sequence[Judged]) -> None:
+    """The claims that these studies can judge, as their page has them."""
+    for study in studies:
+        for found in study.claims:
             if found.judged:
-                say(console, f"{found.sentence}\n")
+                say(console, f"{sentence(found)}\n")
+
+
+def leave_page(console: Console, folder: Path) -> None:
+    """Read what a folder holds and judge it, once: say the verdicts, write the page."""
+    studies = judge_folder(folder)
+    show_verdicts(console, studies)
+    say(console, f"Report: {write_report(folder, studies=studies)}")
 
 
 def leave(records: Sequence[Record]) -> None:

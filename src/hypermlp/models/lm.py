@@ -6,6 +6,7 @@ Letters: B batch, T time, C width, F inner width of the feed-forward.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -20,15 +21,18 @@ from hypermlp.checks import at_least_one, choose_from
 from hypermlp.config import IGNORED, INIT_STD, Init
 from hypermlp.mixers import build_mixer
 from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
+from hypermlp.mixers.int8 import is_quantized
 from hypermlp.mixers.lags import LagExtension, check_longer, fill
+from hypermlp.mixers.modules import known
+from hypermlp.models.step import Parts, explain, find_obstacle, step
 from hypermlp.ops.observer import is_traced, transform
 
-Style = Literal["llama", "gpt2"]
+Style = Literal["llama", "gpt2", "nanogpt"]
 
 
 def published_inner(width: int, style: Style = "llama") -> int:
     """Of the feed-forward: 8/3 of the width, rounded up to a multiple of 16 (352 at width 128), or 4 times the width."""
-    return 4 * width if style == "gpt2" else -(-(8 * width // 3) // 16) * 16
+    return -(-(8 * width // 3) // 16) * 16 if style == "llama" else 4 * width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +48,9 @@ class ModelConfig:
         size: of the mixers, see the registry; None: as published.
         heads: of the mixers; None: as published, two for almost all. A mixer that has none refuses a number.
         init: how convolutions and lag factors begin (docs/layer.md).
-        inner: width of the feed-forward; None: 8/3 of the width ("llama") or 4 times ("gpt2").
-        style: "llama" has RMSNorm and SwiGLU, "gpt2" LayerNorm, GELU and learned position embeddings.
+        inner: width of the feed-forward; None: 8/3 of the width ("llama") or 4 times.
+        style: "llama" has RMSNorm and SwiGLU, "gpt2" LayerNorm, GELU and learned position embeddings. "nanogpt" is GPT-2 as
+            nanoGPT trains it: no biases, and projections to the residual stream begin at 0.02 / √(2 depth).
         tied: the head is the embedding.
 
     >>> ModelConfig(vocabulary=257, width=64, depth=2, length=128).inner
@@ -84,11 +89,17 @@ class ModelConfig:
         names = (self.mixer,) if isinstance(self.mixer, str) else tuple(self.mixer)
         return tuple(names[i % len(names)] for i in range(self.depth)) if names else ()
 
+    @property
+    def learned_positions(self) -> bool:
+        """Whether there is an embedding for each place, and so none beyond `length`."""
+        return self.style != "llama"
+
     def build_mixer(self, name: str) -> Mixer:
         """A layer's mixer."""
         return build_mixer(name, self.width, self.length, self.size, heads=self.heads, init=self.init)
 
     def replace(self, **changes: Any) -> ModelConfig:
+        """The same configuration with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,6 +125,7 @@ class ModelConfig:
         return cls(**values)
 
 
+@known
 class SwiGLU(nn.Module):
     """(silu(x W_gate) ⊙ x W_up) W_down."""
 
@@ -126,25 +138,31 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+@known
 class GELU(nn.Module):
     """gelu(x W_up) W_down, as in GPT-2."""
 
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(self, width: int, inner: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.up, self.down = nn.Linear(width, inner, bias=bias), nn.Linear(inner, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x)))
 
 
+def new_norm(width: int, style: Style) -> nn.Module:
+    return nn.RMSNorm(width) if style == "llama" else nn.LayerNorm(width, bias=style == "gpt2")
+
+
+@known
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + feed-forward(norm(x))."""
 
     def __init__(self, mixer: Mixer, inner: int, style: Style = "llama") -> None:
         super().__init__()
-        norm, ffn = (nn.RMSNorm, SwiGLU) if style == "llama" else (nn.LayerNorm, GELU)
-        self.norm_mixer, self.norm_ffn = norm(mixer.width), norm(mixer.width)
-        self.mixer, self.ffn = mixer, ffn(mixer.width, inner)
+        self.norm_mixer, self.norm_ffn = new_norm(mixer.width, style), new_norm(mixer.width, style)
+        self.mixer = mixer
+        self.ffn = SwiGLU(mixer.width, inner) if style == "llama" else GELU(mixer.width, inner, bias=style == "gpt2")
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         x = x + self.mixer(self.norm_mixer(x), **options)
@@ -167,9 +185,9 @@ class LanguageModel(nn.Module):
         self.gathers = True  # forward takes `at`
         self.checkpointing = False  # recompute each block in the backward pass instead of saving its activations
         self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.positions = nn.Embedding(config.length, config.width) if config.style == "gpt2" else None
+        self.positions = nn.Embedding(config.length, config.width) if config.learned_positions else None
         self.blocks = nn.ModuleList(Block(config.build_mixer(name), config.inner, config.style) for name in config.mixers)
-        self.norm = (nn.RMSNorm if config.style == "llama" else nn.LayerNorm)(config.width)
+        self.norm = new_norm(config.width, config.style)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         self._init_around_mixers()
         if config.tied:
@@ -183,7 +201,7 @@ class LanguageModel(nn.Module):
         self._init_around_mixers()
 
     def _init_around_mixers(self) -> None:
-        """Weights from N(0, 0.02²), biases zero; mixers have initialised themselves."""
+        """Weights from N(0, 0.02²), biases zero; mixers have initialised themselves, but for nanoGPT's rule."""
         around: list[nn.Module] = [self.embedding, self.head, *([] if self.positions is None else [self.positions])]
         for block in self.blocks:
             assert isinstance(block, Block)
@@ -193,6 +211,12 @@ class LanguageModel(nn.Module):
             nn.init.normal_(module.weight, 0, INIT_STD)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+        if self.config.style == "nanogpt":
+            for block in self.blocks:
+                assert isinstance(block, Block)
+                for into in (getattr(block.mixer, "o", None), block.ffn.down):  # somebody's own mixer may lack it
+                    if isinstance(into, nn.Linear):
+                        nn.init.normal_(into.weight, 0, INIT_STD / math.sqrt(2 * self.config.depth))
 
     def forward(
         self,
@@ -213,6 +237,10 @@ class LanguageModel(nn.Module):
             at: (batch, time), True where logits are wanted, in the order of the tokens. The others' are not computed: with a
                 large vocabulary and few scored tokens the head is most of a model's work.
         """
+        if cache is not None and attention_mask is None and cu_seqlens is None and at is None:
+            logits = step(self, self._parts(), tokens, cache.layers)
+            if logits is not None:
+                return logits
         cu_seqlens = as_bounds(cu_seqlens, tokens)
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}; they must be whole numbers (batch, time)")
@@ -231,12 +259,26 @@ class LanguageModel(nn.Module):
                 x = block(x, **options)
         return self.head(self.norm(x if at is None else x[at]))
 
+    def _parts(self) -> Parts:
+        return Parts(self.embedding, self.positions, self.blocks, self.norm, self.head)
+
+    def explain(self, tokens: Tensor, cache: ModelCache) -> str:
+        """Which way decoding these tokens (B T) takes, "model" (one call of compiled code) or "blocks", and why.
+
+        Nothing is computed. Which way a layer takes within a block says its own `explain`.
+        """
+        return explain(find_obstacle(self, self._parts(), tokens, cache.layers))
+
     def extended(self, length: int, lag_extension: LagExtension | None = None) -> LanguageModel:
         """A new model with these weights and a longer context, to be continued there.
 
-        lag_extension: "hold", "decay", "zero" or "fresh", what HyperGLU and HyperMLP have at the new lags (mixers/lags.py);
-            rivals have no parameters of lags and need none. Learned positions cannot be extended.
+        Args:
+            length: the new one.
+            lag_extension: "hold", "decay", "zero" or "fresh", what HyperGLU and HyperMLP have at the new lags (mixers/lags.py);
+                rivals have no parameters of lags and need none. Learned positions cannot be extended.
         """
+        if is_quantized(self):
+            raise ValueError("a model is extended with its own weights; quantize it afterwards")
         check_longer("length", length, self.config.length)
         like = self.embedding.weight
         new = LanguageModel(self.config.replace(length=length)).to(like.device, like.dtype)
@@ -253,16 +295,10 @@ class LanguageModel(nn.Module):
             return False
         return True
 
-    def new_cache(
-        self,
-        batch_size: int,
-        max_len: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> ModelCache:
-        """Empty caches of all layers for batch_size sequences."""
+    def new_cache(self, batch_size: int, max_len: int | None = None, **options: Any) -> ModelCache:
+        """Empty caches of all layers for batch_size sequences; max_len and other options as in Mixer.new_cache."""
         mixers = (block.get_submodule("mixer") for block in self.blocks)
-        return ModelCache([m.new_cache(batch_size, max_len, dtype, device) for m in mixers if isinstance(m, Mixer)])
+        return ModelCache([m.new_cache(batch_size, max_len, **options) for m in mixers if isinstance(m, Mixer)])
 
 
 def check_tokens(tokens: Tensor, vocabulary: int) -> None:

@@ -195,6 +195,11 @@ class Divided(nn.Module):
 class DividedMixer(Divided):
     """The same for a mixer, whose caches hold what this process's heads remember."""
 
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        if options.get("weights") is not None:
+            raise ValueError("each process has the weights of its own heads alone: make tp=1 to read weights")
+        return super().forward(x, **options)
+
     def cache_spec(self) -> CacheSpec:
         return cast("Mixer", self.part).cache_spec()
 

@@ -9,7 +9,7 @@ from rich.console import Group
 
 from hypermlp.checks import choose_from
 from hypermlp.evals.harness import summary
-from hypermlp.experiments.paper import TABLE2
+from hypermlp.paper.tables import TABLE2
 from hypermlp.report.terminal import Column, tabulate
 
 FIGURES = ("tokens", "bytes", "loss", "perplexity", "bits per byte")

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from hypermlp.analysis.capture import capture, recipe
 from hypermlp.config import IGNORED
 from hypermlp.data.tokenizers import Tokenizer
-from hypermlp.experiments.generate import open_model
 from hypermlp.models.lm import count_parameters
 from hypermlp.report.terminal import say
+from hypermlp.runs.generate import open_model
 from hypermlp.studies.kept import is_kept, open_kept
 from hypermlp.tasks.mad_settings import spell
 

@@ -6,22 +6,21 @@ import base64
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from rich.console import Group
 
 from hypermlp.bench import flops
 from hypermlp.bench.record import PHASES, entry, lengths, names, timings
 from hypermlp.bench.systems import BASELINE, SYSTEMS
-from hypermlp.experiments.paper import TABLE5, Table5Row
 from hypermlp.files import read_json
+from hypermlp.paper.tables import TABLE5, Table5Row
 from hypermlp.report.bench_pictures import LOOKS, curves, exponent, key, look
-from hypermlp.report.document import document
 from hypermlp.report.markdown import markdown_table
-from hypermlp.report.markup import cell, table
+from hypermlp.report.markup import cell, document, heading, paragraph, table
 from hypermlp.report.style import new_figure
 from hypermlp.report.terminal import Column, tabulate
 
@@ -342,7 +341,7 @@ def write_page(folder: Path, out: Path | None = None) -> Path | None:
     return path
 
 
-def sections(folder: Path) -> list[tuple[str, str]]:
+def sections(folder: Path) -> list[tuple[str, Markup]]:
     """Titles and HTML of what was measured in a folder; empty if nothing was."""
     records = read_folder(folder)
     if not records:
@@ -350,31 +349,32 @@ def sections(folder: Path) -> list[tuple[str, str]]:
     made = []
     by_part = {part: next((d for n, d in records.items() if n.startswith(part)), None) for part in ("model", "growth")}
     if any(by_part.values()):
-        made.append(("Latency, memory, growth", f"<figure>{image(picture(by_part['model'], by_part['growth']))}</figure>"))
+        made.append(("Latency, memory, growth", image(picture(by_part["model"], by_part["growth"]))))
     writers = {"model": model_markdown, "growth": growth_markdown, "long": long_markdown}
     for name, data in records.items():
         part = name.split("-")[0]
         lead = (
             about(data) if part == "model" else f"One layer of width {data['settings']['width']}; {data['settings']['machine']}"
         )
-        html = f"<p>{escape(lead)}</p>{from_markdown(writers[part](data))}"
+        html = paragraph(lead) + from_markdown(writers[part](data))
         if part == "model":
-            html += f"<h3>Operations of a forward pass per token</h3>{from_markdown(work_markdown(data))}"
+            html += heading("Operations of a forward pass per token") + from_markdown(work_markdown(data))
         made.append((f"Table 5: {name.replace('-', ', ')}", html + origins(data)))
     return made
 
 
-def origins(data: Data) -> str:
+def origins(data: Data) -> Markup:
     lines = [f"{s['date']}: {s['command']} (commit {s['commit']}, torch {s['torch']})" for s in data["sessions"]]
-    return "".join(f'<p class="soft">{escape(line)}</p>' for line in lines)
+    return Markup().join(paragraph(line, "soft") for line in lines)
 
 
-def from_markdown(table_text: str) -> str:
+def from_markdown(table_text: str) -> Markup:
     head, _, *lines = ([c.strip() for c in line.strip("|").split("|")] for line in table_text.splitlines())
     return table(head, [[cell(c) for c in line] for line in lines], sorts=True)
 
 
-def image(figure: Figure) -> str:
+def image(figure: Figure) -> Markup:
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=130)
-    return f'<img alt="latency, memory and growth" src="data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}">'
+    shown = '<figure><img alt="latency, memory and growth" src="data:image/png;base64,{}"></figure>'
+    return Markup(shown).format(base64.b64encode(data.getvalue()).decode())

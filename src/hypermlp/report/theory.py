@@ -15,12 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from hypermlp.analysis.gallery import Picture, pictures
-from hypermlp.analysis.theory import Result, Statement, run, select
-from hypermlp.analysis.theory.faults import FAULTS, JUNK, noticed
-from hypermlp.analysis.theory.registry import FAILS, HOLDS, LISTED, NOT_RUN, TOOTHLESS
 from hypermlp.provenance import machine
 from hypermlp.report.theory_map import anchor, html_map, links_of
+from hypermlp.theory import Result, Statement, run, select
+from hypermlp.theory.faults import FAULTS, JUNK, noticed
+from hypermlp.theory.gallery import Picture, pictures
+from hypermlp.theory.registry import FAILS, HOLDS, LISTED, NOT_RUN, TOOTHLESS
 
 HERE = Path(__file__).parent
 STYLE_FILES, SCRIPT_FILES = ("page.css", "theory.css"), ("theory_map.js",)

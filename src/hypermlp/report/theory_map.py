@@ -9,9 +9,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 
-from hypermlp.analysis.theory import Result
-from hypermlp.analysis.theory.numbered import NUMBERED
-from hypermlp.analysis.theory.registry import FAILS, HOLDS, NOT_RUN, TOOTHLESS
+from hypermlp.theory import Result
+from hypermlp.theory.numbered import NUMBERED
+from hypermlp.theory.registry import FAILS, HOLDS, NOT_RUN, TOOTHLESS
 
 THREADS: dict[str, dict[str, tuple[str, ...]]] = {
     "Mechanism and analysis": {

@@ -11,10 +11,10 @@ from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
 
-from hypermlp.experiments.configs import RunConfig
-from hypermlp.experiments.cost import Cost
 from hypermlp.report.style import new_figure, short
 from hypermlp.report.terminal import Column, tabulate
+from hypermlp.runs.cost import Cost
+from hypermlp.train.config import RunConfig
 from hypermlp.train.training import Step
 
 

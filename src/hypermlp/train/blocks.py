@@ -1,7 +1,7 @@
 """Distributed parameters that hold blocks of heads, in checkpoints: there as a model of one process has them.
 
-A process has some rows of every block, and a checkpoint takes one run of rows of a tensor from each process. So these parameters
-are gathered one after the other, and each process saves other rows than it has.
+A process has some rows of every block, and a checkpoint takes one run of rows of a tensor from each process. So these
+parameters are gathered one after the other, and each process saves other rows than it has.
 """
 
 from __future__ import annotations
