@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import mad, write
 from typer.testing import CliRunner
 
 from hypermlp.cli import app
@@ -14,6 +13,7 @@ from hypermlp.report.page import build_page
 from hypermlp.report.task_document import document_blocks, picture
 from hypermlp.verdicts.folders import read_studies
 from hypermlp.verdicts.judged import judge_folder
+from made_up import mad, write
 
 
 def run(mixer: str, task: str, scores: dict[str, float], trivial: float, seed: int, **fields: Any) -> dict[str, Any]:
