@@ -34,7 +34,7 @@ MODULES = sorted(
 # A package may import those to its left, and siblings within itself. `data` and `tasks` need only what lies around ops.
 ORDER = [
     {"checks", "errors"},
-    {"batch", "config", "eval_mode", "provenance", "cache", "notice", "files", "interrupts", "allocator"},
+    {"batch", "config", "eval_mode", "provenance", "cache", "notice", "files", "interrupts", "allocator", "collectives"},
     {"ops"},
     {"mixers"},
     {"models"},

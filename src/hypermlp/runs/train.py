@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -116,12 +117,12 @@ def start(
         lag_extension: what HyperGLU gets at the new lags of such a model (mixers/lags.py).
     """
     check_loggers(loggers)
-    world = world or World()
+    world = (world or World()).arranged(config.train.mesh)
     trained = None
     if begin is not None:
         trained, tokenizer = trained_model(config, begin, lag_extension)
         config = dataclasses.replace(config, model=trained.config)  # its own sizes, whatever the name stands for
-    config.train.share(world.size)  # a batch that cannot be divided fails here,
+    config.train.share(world.along("dp"))  # a batch that cannot be divided fails here,
     parameters = count(config.model)  # and a model that cannot be built here
     folder = RunFolder(out)
     held = folder.take(resume) if world.main else None
@@ -150,7 +151,7 @@ def start(
         checkpoints = folder.open_checkpoints(world, config.train.keep, files)
         latest = checkpoints.latest()
         if latest is not None:
-            training.resume(checkpoints.load(latest, training.state()))
+            training.restore(partial(checkpoints.load, latest))
         steps = range(min(len(validation), config.train.evaluate_batches))
         held_out = [one for step in steps for one in validation.passes(step)]
         return Run(config, folder, world, corpus, batches, held_out, training, parameters, checkpoints, held, loggers, begin)
@@ -181,8 +182,8 @@ def make_batches(config: RunConfig, corpus: Corpus, split: SplitName, world: Wor
         micro=config.train.micro,
         seed=config.train.seed if split == "train" else None,
         documents=config.data.documents,
-        rank=world.rank,
-        world=world.size,
+        rank=world.batch_rank,
+        world=world.along("dp"),
     )
 
 

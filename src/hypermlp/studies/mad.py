@@ -38,7 +38,7 @@ from hypermlp.train.optimisation import Precision, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Protocol:
+class Rules:
     """The rules by which a run trains and is scored."""
 
     validation: bool  # there is a validation set; without one the test set takes its place
@@ -50,8 +50,8 @@ class Protocol:
 
 
 PROTOCOLS = {
-    "faithful": Protocol(validation=False, warmup=0, cosine=False, clip=None, solved=0.999, evaluations=None),
-    "clean": Protocol(validation=True, warmup=0.05, cosine=True, clip=1.0, solved=None, evaluations=12),
+    "faithful": Rules(validation=False, warmup=0, cosine=False, clip=None, solved=0.999, evaluations=None),
+    "clean": Rules(validation=True, warmup=0.05, cosine=True, clip=1.0, solved=None, evaluations=12),
 }
 
 
@@ -80,7 +80,7 @@ class TaskStudy(Study):
     kind: ClassVar[str] = "mad"
     rate_field: ClassVar[str] = "rates"
     chosen: ClassVar[tuple[str, ...]] = ("tasks", "scale")
-    since: ClassVar[tuple[str, ...]] = (*Study.since, "solved", "pretrain")
+    added_later: ClassVar[tuple[str, ...]] = (*Study.added_later, "solved", "pretrain")
 
     def __post_init__(self) -> None:
         each_once("tasks", self.tasks)
@@ -121,7 +121,7 @@ class TaskStudy(Study):
             check_given(self.search, needed, found, (rate for rates in self.given.values() for rate in rates.values()))
 
     @property
-    def rules(self) -> Protocol:
+    def rules(self) -> Rules:
         return PROTOCOLS[self.protocol]
 
     @property
