@@ -29,6 +29,8 @@ def test_who_has_them() -> None:
     assert {"hyperglu", "hypermlp", "softmax"} <= set(SHOWING)
     with pytest.raises(ValueError, match="no weights of single tokens to give: leave weights unset"):
         made("mamba2")(randn(1, 3, WIDTH), weights=Weights())
+    with pytest.raises(ValueError, match="no weights of single tokens to give"):
+        HyperGLU(n_embd=WIDTH, n_head=2, block_size=LENGTH, registers=2)(torch.randn(1, 3, WIDTH), weights=Weights())
 
 
 @each_mixer

@@ -63,7 +63,7 @@ def test_a_guide_runs_as_printed(guide: str, folder: Path) -> None:
 
 def test_trl_trains_plain_packed_and_with_adapters(folder: Path) -> None:
     said = run_python("trl", folder)
-    assert said.count("train_loss") == 3
+    assert said.count("train_loss") == 4
     assert (folder / "my-adapter" / "adapter_model.safetensors").is_file()
 
 

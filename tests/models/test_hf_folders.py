@@ -240,3 +240,44 @@ for use in uses:
 """
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
     assert [line.split("pip install ")[1] for line in said] == ["'hypermlp[hf]'"] * 5 + ["peft"]
+
+
+def test_the_words_of_other_models_mean_the_same() -> None:
+    config = HyperConfig(vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=2, max_position_embeddings=20)
+    assert config.plain() == ModelConfig(vocabulary=VOCABULARY, width=48, depth=2, length=20)  # the feed-forward follows, too
+    assert config.num_attention_heads == 2  # as the mixers have them
+    assert HyperConfig(num_attention_heads=4).plain().heads == 4
+    assert not hasattr(HyperConfig(mixer="mamba"), "num_attention_heads")
+    values = config.to_dict()
+    assert (values["hidden_size"], values.get("num_attention_heads"), values.get("n_embd", 1)) == (48, 2, 1)
+    assert "hidden_size" in values
+    assert "hidden_size" not in list(values)  # and so in no file
+    again = HyperConfig.from_dict({**values, "width": 32, "inner": None})
+    assert (again.hidden_size, again.inner) == (32, ModelConfig(vocabulary=9, width=32, depth=1, length=9).inner)
+
+
+def test_the_plans_name_what_a_model_has() -> None:
+    for mixer, split in (("softmax", True), ("gated_softmax", True), ("hyperglu", False), (["softmax", "hyperglu"], False)):
+        model = HyperForCausalLM(HyperConfig(vocabulary=VOCABULARY, width=16, depth=2, length=LENGTH, mixer=mixer))
+        names = {name.replace(f".{i}.", ".*.") for name, _ in model.named_modules() for i in range(2) if f".{i}." in name}
+        assert all(name in names or "*" not in name for name in model.tp_plan)
+        assert ("model.blocks.*.mixer.o" in model.tp_plan) == split
+        assert {"head", "model.embedding", "model.blocks.*.ffn.down"} <= set(model.tp_plan)
+
+
+def test_a_folder_says_where_the_package_can_be_had(tmp_path: Path) -> None:
+    export(native(vocabulary=257), tmp_path, {"kind": "bytes"})
+    script = (tmp_path / "modeling_hypermlp.py").read_text().replace("hypermlp.models.hf", "not_installed")
+    with pytest.raises(ImportError, match=r"needs that package: pip install 'hypermlp\[hf\]'"):
+        exec(script, {})
+
+
+def test_the_chat_template_marks_what_the_assistant_says(tmp_path: Path) -> None:
+    export(native(vocabulary=257), tmp_path, {"kind": "bytes"})
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "so"}]
+    assert tokenizer.apply_chat_template(talk, tokenize=False) == "user: hi\nassistant: yes\nuser: so\n"
+    assert tokenizer.apply_chat_template(talk[:1], tokenize=False, add_generation_prompt=True) == "user: hi\nassistant: "
+    found = tokenizer.apply_chat_template(talk, return_dict=True, return_assistant_tokens_mask=True)
+    said = [token for token, own in zip(found["input_ids"], found["assistant_masks"], strict=True) if own]
+    assert tokenizer.decode(said) == "yes\n"

@@ -252,3 +252,31 @@ def test_a_token_outside_the_vocabulary_is_named(token: int) -> None:
             ValueError, match=f"token {token} is outside the vocabulary, 0 to {VOCABULARY - 1}; use the tokenizer"
         ):
             forward(torch.tensor([[1, token]]))
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "hyperglu", ("hyperglu", "softmax")], ids=str)
+def test_attentions_are_what_the_outputs_are_made_of(mixer: object) -> None:
+    _, model = pair(mixer=mixer, length=5)
+    tokens, mask = some_tokens(2, 9), torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 9])
+    whole = model(tokens, attention_mask=mask, output_attentions=True)
+    assert [w.shape for w in whole.attentions] == [(2, 2, 9, 9)] * 2
+    assert not whole.attentions[1][0, :, :2].any()
+    assert not whole.attentions[1][0, :, :, :2].any()
+    assert_same(whole.logits[mask != 0], model(tokens, attention_mask=mask).logits[mask != 0])
+    assert_same(whole.attentions[1][0, :, 2:, 2:], model(tokens[:1, 2:], output_attentions=True).attentions[1][0])
+    whole.attentions[1].retain_grad()
+    whole.logits[0, -1].sum().backward()
+    assert whole.attentions[1].grad[0].norm() > 0
+    with torch.no_grad():
+        past = None
+        for end in (4, 5, 6, 7, 8, 9):
+            begin = 0 if past is None else past.get_seq_length()
+            step = model(
+                tokens[:, begin:end], attention_mask=mask[:, :end], past_key_values=past, use_cache=True, output_attentions=True
+            )
+            past = step.past_key_values
+            for found, expected in zip(step.attentions, whole.attentions, strict=True):
+                assert_same(found, expected[:, :, begin:end, :end])
+    assert model(tokens).attentions is None
+    model.set_attn_implementation("eager")
+    assert_same(model(tokens, attention_mask=mask).logits[mask != 0], whole.logits[mask != 0])

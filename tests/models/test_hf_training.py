@@ -138,3 +138,57 @@ def test_forward_compiles_without_a_break() -> None:
     found, expected = (m(tokens, attention_mask=mask, labels=tokens) for m in (compiled, model))
     assert_same(found.logits, expected.logits)
     assert_same(found.loss, expected.loss)
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+def test_label_smoothing_shifts_the_labels(tmp_path: Path) -> None:
+    """Trainer asks a table of class names whether its own smoothed loss must do so."""
+    _, losses = trained(tmp_path, 1, label_smoothing_factor=0.1)
+    rows = [Rows()[i] for i in range(4)]
+    tokens, labels = (torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels"))
+    with torch.no_grad():
+        log_p = HyperForCausalLM.wrap(native()).train()(tokens).logits[:, :-1].log_softmax(-1)
+    targets = labels[:, 1:]
+    counted = targets != -100
+    each = -log_p.gather(2, targets.clamp(min=0)[..., None])[..., 0]
+    smoothed = 0.9 * each[counted].mean() - 0.1 * log_p[counted].mean()
+    assert losses[0] == pytest.approx(smoothed.item(), rel=1e-3)
+
+
+def test_prompt_tuning_learns_embeddings_before_the_text() -> None:
+    _, model = pair(mixer=("hyperglu", "softmax"))
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    tuned, tokens = peft.get_peft_model(model, config), some_tokens(2, 6)
+    tuned.double()
+    before = [p.detach().clone() for p in tuned.parameters() if p.requires_grad]
+    optimiser = torch.optim.SGD([p for p in tuned.parameters() if p.requires_grad], lr=1.0)
+    tuned(input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=tokens).loss.backward()
+    optimiser.step()
+    assert all(
+        not torch.equal(p, old) for p, old in zip((p for p in tuned.parameters() if p.requires_grad), before, strict=True)
+    )
+    tuned.eval()
+    prompt = tuned.get_prompt(2)
+    expected = model(inputs_embeds=torch.cat([prompt, model.get_input_embeddings()(tokens)], 1)).logits
+    assert_same(tuned(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits, expected, 1e-6)
+
+
+def test_prefix_tuning_is_refused_with_what_to_use_instead() -> None:
+    _, model = pair(mixer="softmax")
+    tuned = peft.get_peft_model(model, peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    tokens = some_tokens(2, 6)
+    with pytest.raises(ValueError, match="in the place of prefix tuning, use PromptTuningConfig or a LoraConfig"):
+        tuned(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+
+
+def test_adapters_of_parameters_that_are_no_modules() -> None:
+    """target_parameters, for the lag factors; hooks of PEFT's give them while the module is called."""
+    _, model = pair(length=12)
+    tokens = some_tokens(2, 9)
+    before = model(tokens).logits
+    config = peft.LoraConfig(r=2, target_parameters=["mixer.op1.A"], target_modules=[], init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config).double()
+    after = adapted(tokens).logits
+    assert (after - before).abs().max() > 1e-6
+    after.square().sum().backward()
+    assert all(p.grad is not None and p.grad.norm() > 0 for p in adapted.parameters() if p.requires_grad)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import mad, write
 from typer.testing import CliRunner
 
 from hypermlp.cli import app
@@ -13,6 +12,8 @@ from hypermlp.report.markdown import fill
 from hypermlp.report.page import build_page
 from hypermlp.report.task_document import document_blocks, picture
 from hypermlp.verdicts.folders import read_studies
+from hypermlp.verdicts.judged import judge_folder
+from made_up import mad, write
 
 
 def run(mixer: str, task: str, scores: dict[str, float], trivial: float, seed: int, **fields: Any) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def test_settings_that_name_different_things_stand_on_one_page(task: str, tmp_pa
     for record, setting in zip(runs, ("a.csv,lookback=8", "b.csv,lookback=8,horizon=2"), strict=True):
         record |= {"setting": f"{task}/{setting}", "key": setting}
     write(tmp_path, runs, {"study": "tasks", "task": task, "width": 64, "depth": 2})
-    text = build_page(read_studies(tmp_path))
+    text = build_page(judge_folder(tmp_path))
     assert "a.csv" in text
     assert "b.csv" in text
 
@@ -105,7 +106,7 @@ def test_a_measure_other_than_accuracy_has_its_curve_and_each_slice_once(tmp_pat
     record["metrics"]["sets"]["test"] = {**part, "slices": {"channel": dict.fromkeys(names, part)}}
     record["metrics"]["mse"] = record["baselines"]["better"]["mse"] = record["baselines"]["worse"]["mse"] = 0.5
     write(tmp_path, [record], {"study": "tasks", "task": "forecast", "width": 64, "depth": 2})
-    text = build_page(read_studies(tmp_path))
+    text = build_page(judge_folder(tmp_path))
     assert re.findall(r"<figcaption>(.*?)</figcaption>", text) == [
         "test: mse by channel",
         "test: mae by channel",

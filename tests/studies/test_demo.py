@@ -14,6 +14,7 @@ from hypermlp.cli.watch import run_demo
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.models.budget import TOLERANCE
 from hypermlp.report.terminal import new_console
+from hypermlp.report.words import sentence
 from hypermlp.studies import demo
 from hypermlp.studies.demo import MIXERS, TASKS, demo_study, lag_kernels
 from hypermlp.studies.executors import LocalPool
@@ -39,12 +40,12 @@ def test_the_demo_trains_all_shows_a_table_and_leaves_a_page(tmp_path: Path) -> 
     assert all(record["error"] is None for record in records)
     shown, page = console.file.getvalue(), (tmp_path / "report.html").read_text()
     (study,) = read_studies(tmp_path)
-    judged = [found for found in judge_claims(study) if found.judged]
+    judged = [claim for claim in judge_claims(study) if claim.judged]
     assert len(judged) == 4
-    for finding in judged:
-        assert f"{finding.claim.title}: inconclusive (one seed)" in finding.sentence
-        assert finding.sentence in shown
-        assert finding.claim.title in page
+    for claim in judged:
+        assert f"{claim.title}: undecided: too few seeds (one seed)" in sentence(claim)
+        assert sentence(claim) in shown
+        assert claim.title in page
     assert "supports" not in shown + page
     assert "G-cg-q-12o HyperGLU" in shown
     for title in ("Learning curves", "Learned lag kernels", "What an answer reads"):

@@ -133,11 +133,11 @@ def time_phases(
         }
         seconds = take_turns(tasks, rounds, clock=clock)
         for name, c in contestants.items():
-            best = sorted(seconds[name])[len(seconds[name]) // 2]
+            median = sorted(seconds[name])[len(seconds[name]) // 2]
             rows[name][f"{phase}_{count}t"] = {
-                "seconds": best,
+                "seconds": median,
                 "ratio": ratio(seconds[name], seconds[BASELINE])._asdict() if BASELINE in seconds else None,
-                "share_of_matmul_peak": None if c.flops is None else factor * c.flops / best / peak,
+                "share_of_matmul_peak": None if c.flops is None else factor * c.flops / median / peak,
                 "rounds": seconds[name],
             }
         for c in contestants.values():

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hypermlp.cli.app import app
-from hypermlp.report.terminal import new_console, status
+from hypermlp.report.terminal import new_console
 
 
 @app.command()
 def explore(
-    text: Annotated[str | None, typer.Argument(help="Text to read with the model, up to some hundreds of words.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Argument(help="Text to read with the model, up to some hundreds of words; or a demo's folder: runs/demo."),
+    ] = None,
     model: Annotated[
         list[Path] | None,
         typer.Option("--model", help="Folder of a saved model or of a training run; two show their difference."),
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="Instead of a model: selective-copying or noisy-recall, with the demo's models, trained if missing."),
+        typer.Option(help="With the folder of a demo: selective-copying (the default) or noisy-recall."),
     ] = None,
-    mixer: Annotated[list[str] | None, typer.Option("--mixer", help="With --task: which; two show their difference.")] = None,
-    example: Annotated[int, typer.Option(min=0, help="With --task: which of the test examples is read.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="With --task: train for fewer steps, to see it work.")] = False,
+    mixer: Annotated[
+        list[str] | None, typer.Option("--mixer", help="With it: which; by default HyperGLU and softmax attention.")
+    ] = None,
+    example: Annotated[int, typer.Option(min=0, help="With it: which of the test examples is read.")] = 0,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("explore.html"),
 ) -> None:
     """See what every head of a model reads at every token: one page to open in a browser, with nothing to install or load.
@@ -33,19 +38,16 @@ def explore(
     output, and what would be active without mixing.
     """
     from hypermlp.report.explore import show_explore
-    from hypermlp.studies.kept import is_kept, keep_model
+    from hypermlp.studies.demo import READERS, TASKS
+    from hypermlp.studies.task_models import find_task_models
 
-    console, folders = new_console(), model or [Path("runs/tiny")]
-    if task is not None:
-        if model or text:
-            raise ValueError("--task brings its own models and examples: leave out the text and --model")
-        names = {name: f"{task}-{name.replace('!', '')}{'-quick' if quick else ''}" for name in mixer or ["G-cg-q-12o"]}
-        folders = [Path("runs/explore") / folder for folder in names.values()]
-        for name, folder in zip(names, folders, strict=True):
-            if not is_kept(folder):
-                with status(console, f"training {name} on {task}, as the demo does: half a minute on a free core"):
-                    keep_model(folder, task, name, quick=quick)
-    show_explore(console, text, folders, out, example=example)
+    folders = model or [Path("runs/tiny")]
+    demo = text is not None and os.path.isfile(os.path.join(text, "runs.jsonl"))  # false for a text, however long
+    if demo or task is not None or mixer:
+        if model or (text is not None and not demo):
+            raise ValueError("a demo brings its own models and examples: give its folder, and neither a text nor --model")
+        folders = find_task_models(Path(text or "runs/demo"), task or TASKS[0], mixer or READERS)
+    show_explore(new_console(), text, folders, out, example=example)
 
 
 @app.command()

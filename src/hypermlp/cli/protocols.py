@@ -19,7 +19,9 @@ study = typer.Typer(
 app.add_typer(study, name="study")
 ProtocolFile = Annotated[
     str,
-    typer.Argument(help="A TOML file, or one that comes with hypermlp: table1, compression, labels, registers, gates, ranks."),
+    typer.Argument(
+        help="A TOML file, or table1, compression, labels, registers, gates, ranks, lora, which come with hypermlp."
+    ),
 ]
 
 
@@ -39,13 +41,13 @@ def study_run(
     from hypermlp.cli import watch
     from hypermlp.studies.executors import find_executor
     from hypermlp.studies.protocol import find_protocol, load_protocol
-    from hypermlp.verdicts.registration import MARK, deviations, enter
+    from hypermlp.verdicts.registration import MARK, deviations, enter, registered_version
 
     console, path = new_console(), find_protocol(protocol)
     rules = load_protocol(path)
     folder, workforce = out or Path("runs") / "registered" / path.stem, find_executor(executor, workers, device)
     versions = enter(folder, path, rules)
-    if versions[0].commit is None:
+    if registered_version(versions) is None:
         say(console, f"{path.name} is not committed as it is, so these runs will not count as registered.", "red")
     for changed, lines in deviations(versions):
         say(console, f"Changed on {changed.date}, after {changed.records} runs: {'; '.join(lines)}", "red")

@@ -53,7 +53,7 @@ class Mixer(nn.Module, ABC):
     made_with: Callable[[], Mixer]  # makes another one with the same arguments
     splits_by_head: ClassVar[bool] = False  # whether projections may be split over processes, a head to each
     split_plan: ClassVar[Mapping[str, str]] = {}  # module → "colwise" or "rowwise", for transformers' tensor parallelism
-    gives_weights: ClassVar[bool] = False  # whether `mix` knows tokens.weights
+    gives_weights: bool = False  # whether `mix` knows tokens.weights
     counted_by_head: ClassVar[tuple[str, ...]] = ("n_head",)  # attributes that fewer heads make smaller
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:

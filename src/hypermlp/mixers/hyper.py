@@ -5,7 +5,7 @@ Letters: B batch, T time, C width, H heads, G routing heads (2H for GLU), K and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self
 
@@ -21,6 +21,7 @@ from hypermlp.config import INIT_STD, HyperGLUConfig
 from hypermlp.mixers import fast, registers, rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
 from hypermlp.mixers.base import Cut, Mixer, Tokens
+from hypermlp.mixers.lora import AdaptedLinear
 from hypermlp.mixers.modules import known
 from hypermlp.mixers.parts import CausalConv, decay_bank, heads, whole
 from hypermlp.mixers.route import Route, choose_route
@@ -52,8 +53,12 @@ class SequenceMixing(nn.Module):
         if self.diag is not None:
             self.diag.zero_()
 
-    def forward(self, control: Tensor) -> ops.Mixing:
-        """R for controls s (B T H*R), after their activation; a forward, so that hooks which bring offloaded parameters run."""
+    def forward(self, given: Tensor, activate: Callable[[Tensor], Tensor] | None = None) -> ops.Mixing:
+        """R for inputs x (B T C) and the activation of their controls, or, without one, for activated controls s (B T H*R).
+
+        A forward, so that hooks which bring offloaded parameters run, and whatever wraps this module is called.
+        """
+        control = given if activate is None else activate(self.control(given))
         A: Tensor = self.A
         B: Tensor = self.B
         diag: Tensor | None = self.diag
@@ -89,8 +94,6 @@ class HyperGLU(Mixer):
     torch.Size([2, 100, 64])
     """
 
-    gives_weights = True
-
     def __init__(self, config: HyperGLUConfig | Mapping[str, Any] | None = None, **fields: Any) -> None:
         super().__init__()
         config = HyperGLUConfig.of(config, **fields)
@@ -99,6 +102,7 @@ class HyperGLU(Mixer):
         self.config = config
         self.width = C = config.n_embd
         self.n_head = config.n_head
+        self.gives_weights = not config.registers  # which are no tokens
         self.q = nn.Linear(C, config.qk_rank, bias=config.bias)
         self.k = nn.Linear(C, config.qk_rank, bias=config.bias)
         self.v = nn.Linear(C, config.vo_rank, bias=config.bias)
@@ -130,6 +134,8 @@ class HyperGLU(Mixer):
         if self.registers is not None:
             self.registers.normal_(0, INIT_STD, generator=generator)
         for module in self.modules():
+            if isinstance(module, AdaptedLinear):
+                module.reset_adapter(generator)
             if isinstance(module, nn.Linear):
                 module.weight.normal_(0, INIT_STD, generator=generator)
                 if module.bias is not None:
@@ -202,8 +208,8 @@ class HyperGLU(Mixer):
             k=k,
             v=heads(self.v(x_v), H, V),
             gate_vo=None if self.gate_vo is None else whole(self.gate_vo(x), H * V),
-            routing=None if self.op1 is None else self.op1(self._activated(self.op1.control(x))),
-            reading=None if self.op2 is None else self.op2(self._activated(self.op2.control(x))),
+            routing=None if self.op1 is None else self.op1(x, self._activated),
+            reading=None if self.op2 is None else self.op2(x, self._activated),
         )
 
     def arrange(

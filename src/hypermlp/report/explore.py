@@ -23,7 +23,7 @@ from hypermlp.data.tokenizers import Tokenizer
 from hypermlp.models.lm import count_parameters
 from hypermlp.report.terminal import say
 from hypermlp.runs.generate import open_model
-from hypermlp.studies.kept import is_kept, open_kept
+from hypermlp.studies.task_models import is_task_model, open_task_model
 from hypermlp.tasks.mad_settings import spell
 
 HERE = Path(__file__).parent / "explorer"
@@ -55,7 +55,7 @@ def show_explore(console: Console, text: str | None, folders: Sequence[Path], ou
     """
     if not 1 <= len(folders) <= 2:
         raise ValueError(f"{len(folders)} models were given; the page shows one, or the difference of two")
-    subjects = [open_task(folder, example) if is_kept(folder) else open_subject(folder, text) for folder in folders]
+    subjects = [open_task(folder, example) if is_task_model(folder) else open_subject(folder, text) for folder in folders]
     page = build_page(subjects)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page, encoding="utf-8")
@@ -66,15 +66,14 @@ def show_explore(console: Console, text: str | None, folders: Sequence[Path], ou
 
 def open_task(folder: Path, example: int) -> Subject:
     """A model of a task, and one of its test examples."""
-    kept = open_kept(folder)
-    if not 0 <= example < len(kept.inputs):
-        raise ValueError(f"example ({example}) must be at least 0 and below the {len(kept.inputs)} test examples")
-    tokens = kept.inputs[example].tolist()
-    targets = [None if token == IGNORED else token for token in kept.targets[example].tolist()]
-    pieces = [spell(kept.setting, token) for token in tokens]
+    saved = open_task_model(folder)
+    if not 0 <= example < len(saved.inputs):
+        raise ValueError(f"example ({example}) must be at least 0 and below the {len(saved.inputs)} test examples")
+    tokens = saved.inputs[example].tolist()
+    targets = [None if token == IGNORED else token for token in saved.targets[example].tolist()]
+    pieces = [spell(saved.setting, token) for token in tokens]
     special = [place for place, piece in enumerate(pieces) if not piece.isdigit()]
-    name = folder.resolve().name.removeprefix(f"{kept.setting.task}-")
-    return Subject(name, kept.model, tokens, pieces, partial(spell, kept.setting), special, targets, words=True)
+    return Subject(saved.mixer, saved.model, tokens, pieces, partial(spell, saved.setting), special, targets, words=True)
 
 
 def open_subject(folder: Path, text: str | None) -> Subject:

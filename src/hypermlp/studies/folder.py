@@ -3,6 +3,7 @@
     plan.json            what the runs have in common; where, when and by which command they were started
     runs.jsonl           one line per finished run
     checkpoints/         the unfinished runs, one folder each (train/checkpoint.py)
+    models/              what the demo leaves for the explorer (task_models.py)
     lock                 held by the one process that works here
 
 Only that process writes lines, each whole and on the disk before the next.

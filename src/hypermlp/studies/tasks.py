@@ -27,7 +27,7 @@ from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.mixers.lags import LagExtension, extend_layer, find_lags
 from hypermlp.models.budget import MatchedModel
 from hypermlp.studies import mad
-from hypermlp.studies.mad import PROTOCOLS, Protocol, TaskJob, TaskStudy
+from hypermlp.studies.mad import PROTOCOLS, Rules, TaskJob, TaskStudy
 from hypermlp.studies.search import Search, choose_search
 from hypermlp.studies.study import Study
 from hypermlp.studies.worker import RunContext, Work
@@ -51,7 +51,7 @@ class ScaledStudy(TaskStudy):
     own: tuple[str, ...] = ()
 
     kind: ClassVar[str] = "tasks"
-    since: ClassVar[tuple[str, ...]] = Study.since
+    added_later: ClassVar[tuple[str, ...]] = Study.added_later
     chosen: ClassVar[tuple[str, ...]] = ("tasks", "scale", "examples", "tests", "epochs", "changes", "own")
 
     @property
@@ -59,7 +59,7 @@ class ScaledStudy(TaskStudy):
         return tuple(TASKS)
 
     @property
-    def rules(self) -> Protocol:
+    def rules(self) -> Rules:
         return dataclasses.replace(PROTOCOLS[self.protocol], solved=self.solved, evaluations=self.evaluations)
 
     @property

@@ -201,7 +201,7 @@ class HyperModel(HyperPreTrainedModel):
         eager = keep_weights or self.config._attn_implementation == "eager"
         if keep_weights and documents is not None:
             raise ValueError(
-                "output_attentions is for one sequence in each row: leave it unset for packed documents, whose positions restart"
+                "output_attentions is for one sequence in each row: leave it unset for packed documents (positions restart)"
             )
         columns = attention_mask if keep_weights and attention_mask is not None and not bool(attention_mask.all()) else None
         states, weights = [x], [Weights(columns) if eager else None for _ in self.blocks]
@@ -304,8 +304,8 @@ def check_cache(given: Any) -> None:
     if not isinstance(given, HyperCache):
         raise ValueError(
             f"past_key_values ({type(given).__name__}) must be a HyperCache, which keeps what these mixers need: leave it "
-            "unset, or make it with model.generation_cache(). Keys and values cannot be put before the text: in the place of prefix "
-            "tuning, use PromptTuningConfig or a LoraConfig"
+            "unset, or make it with model.generation_cache(). Keys and values cannot be put before the text: in the place of "
+            "prefix tuning, use PromptTuningConfig or a LoraConfig"
         )
 
 
