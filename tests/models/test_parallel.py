@@ -116,6 +116,22 @@ def compare_models(style: str, shape: dict[str, int]) -> dict[str, float] | str:
     return found
 
 
+def compare_changed(change: str, shape: dict[str, int]) -> dict[str, float] | str:
+    """What a layer says that somebody has changed before or after it was divided."""
+    mixer, x = HyperGLU(n_embd=WIDTH, n_head=4, block_size=LENGTH), randn(2, T, WIDTH, dtype=torch.float32)
+    try:
+        if change == "adapter":
+            mixer.v = nn.Sequential(mixer.v, nn.Linear(WIDTH, WIDTH))
+        parallelize(mixer, make_mesh(shape))
+        if change == "hook":
+            mixer.q.register_forward_hook(lambda module, given, y: 2 * y)
+        if change == "weights":
+            mixer(x, weights=[])
+        return {"y": mixer(x).norm().item()}
+    except ValueError as refusal:
+        return str(refusal)
+
+
 def process(rank: int, count: int, port: int, folder: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(count)}
     torch.set_num_threads(1)
@@ -130,6 +146,8 @@ def process(rank: int, count: int, port: int, folder: str) -> None:
         for options in OPTIONS if len(shape) == 1 else ():
             fields = {"n_embd": WIDTH, "n_head": 4, "block_size": LENGTH, **options}
             found[str(options), where] = compare(lambda: HyperGLU(**fields), shape, torch.float64)  # noqa: B023
+        for change in ("adapter", "hook", "weights") if where == "tp=2" else ():
+            found[change, where] = compare_changed(change, shape)
         for style in ("llama", "gpt2"):
             found[style, where] = compare_models(style, shape)
     torch.save(found, Path(folder) / f"{rank}.pt")
@@ -165,7 +183,7 @@ def assert_equal(found: dict[str, float] | str, *where: str, tolerance: float = 
 
 def assert_refused(found: dict[str, float] | str, *where: str) -> None:
     assert isinstance(found, str), where
-    assert any(word in found for word in ("make ", "give ", "try ", "use ", "must be 0")), (*where, found)
+    assert any(word in found for word in ("make ", "give ", "try ", "use ", "move ", "must be 0")), (*where, found)
 
 
 def test_every_mixer_is_equal_or_refuses(results: list[Found]) -> None:
@@ -187,6 +205,12 @@ def test_every_option_of_hyperglu_is_equal_or_refused(results: list[Found]) -> N
 def test_models_are_equal_or_refused(results: list[Found]) -> None:
     for name, where, found in cases(results, ["llama", "gpt2"]):
         (assert_refused if name == "gpt2" and "cp" in where else assert_equal)(found, name, where)
+
+
+def test_changed_layers_are_refused(results: list[Found]) -> None:
+    for result in results[:2] if len(results) == 2 else ():
+        for change, said in (("adapter", "has been changed"), ("hook", "would hear nothing"), ("weights", "make tp=1")):
+            assert said in str(result[change, "tp=2"])
 
 
 def test_a_mesh_is_checked() -> None:

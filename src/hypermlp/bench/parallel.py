@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from rich.console import Console
+from torch.multiprocessing.spawn import spawn
 
 from hypermlp.allocator import return_freed_memory
 from hypermlp.bench.memory import peak, reset_peak
@@ -110,7 +110,7 @@ def run(config: ModelConfig, batch: int, length: int, processes: int) -> dict[st
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        mp.spawn(measure, (processes, port, config, batch, length, str(out)), nprocs=processes)
+        spawn(measure, (processes, port, config, batch, length, str(out)), nprocs=processes)
         return read_json(out)
 
 

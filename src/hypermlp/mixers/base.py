@@ -87,12 +87,18 @@ class Mixer(nn.Module, ABC):
 
     def part(self, count: int) -> Self:
         """A layer like this one with 1 / count of the heads, without values (on the meta device)."""
-        self.cuts()
+        cuts = self.cuts()
         heads: int = self.n_head  # type: ignore[assignment]
         divisible("n_head", heads, count, f"the {count} processes that share its heads (tp)")
         part = copy.deepcopy(self).to("meta")
         for name in self.counted_by_head:
             setattr(part, name, getattr(part, name) // count)
+        for place, module in part.named_modules():
+            for name, p in module._parameters.items():
+                cut = cuts.get(f"{place}.{name}".removeprefix("."))
+                if p is not None and cut is not None:
+                    shape = [size // count if dim == cut.dim else size for dim, size in enumerate(p.shape)]
+                    module._parameters[name] = nn.Parameter(p.new_empty(shape))
         return part
 
     def mix_rows(self, x: Tensor, rows: Rows) -> Tensor:

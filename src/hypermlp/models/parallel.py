@@ -118,6 +118,8 @@ def divide(model: nn.Module, mixers: Mapping[str, Mixer], mesh: DeviceMesh, rows
         elif isinstance(module, (SwiGLU, GELU)):
             divisible("inner", module.up.out_features, count, f"the {count} processes that share it (tp)")
             plans.append((module, copy.deepcopy(module).to("meta"), FEED_FORWARD))
+    for module, part, _ in plans:
+        check_unchanged(module, part)
     inside = {id(inner) for module, _, _ in plans for inner in module.modules()}
     around = [m for m in model.modules() if id(m) not in inside and any(p is not None for p in m._parameters.values())]
     if any(next(m.children(), None) is not None for m in around):
@@ -132,6 +134,16 @@ def divide(model: nn.Module, mixers: Mapping[str, Mixer], mesh: DeviceMesh, rows
         part = copy.deepcopy(module).to("meta")
         distribute(module, mesh, {}, made)
         adopt(module, Local, part=part)
+
+
+def check_unchanged(module: nn.Module, part: nn.Module) -> None:
+    """Refuse a layer with other tensors than its kind has, such as codes of weights or adapters."""
+    own, usual = ({*dict(m.named_parameters()), *dict(m.named_buffers())} for m in (module, part))
+    if own != usual or not all(p.is_floating_point() for p in module.parameters()):
+        raise ValueError(
+            f"{type(module).__name__} has been changed ({', '.join(sorted(own ^ usual)[:3]) or 'weights as codes'}): use a model "
+            "with its own weights, and merge adapters or quantise afterwards"
+        )
 
 
 def even(p: Tensor, processes: int) -> Shard | None:
@@ -179,6 +191,8 @@ class Divided(nn.Module):
     group: dist.ProcessGroup
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
+        if any(m._forward_hooks or m._forward_pre_hooks for m in self.modules() if m is not self):
+            raise ValueError("a hook inside a layer that processes share would hear nothing: move it to the layer itself")
         own = {name: self.of_part(name, p) for name, p in self.named_parameters()}
         y = functional_call(self.part, own, (cast("Tensor", SumGradient.apply(x, self.group)),), options)
         return cast("Tensor", Sum.apply(y, self.group))

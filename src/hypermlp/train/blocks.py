@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 def without_blocks(p: Tensor) -> DTensor:
     """p (blocks, rows, …) as (blocks · rows, …), divided along the rows."""
     assert isinstance(p, DTensor)
-    whole = p.detach().full_tensor().flatten(0, 1)
+    with torch.no_grad():
+        whole = p.full_tensor().flatten(0, 1)
     return distribute_tensor(whole, p.device_mesh, [Shard(0)] * p.device_mesh.ndim, src_data_rank=None)
 
 

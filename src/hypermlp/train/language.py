@@ -97,7 +97,8 @@ def train(
     """
     world = training.world
     if sample is not None and world.along("cp") > 1:
-        notice.once("no text is sampled during training: processes that share sequences (cp) cannot decode; train.sample=0")
+        if world.main:
+            notice.once("no text is sampled during training: processes that share sequences (cp) cannot decode")
         sample = None
     saved = training.step
     while training.step < config.steps and not any(world.sum(stopping())):
