@@ -141,8 +141,8 @@ def check_unchanged(module: nn.Module, part: nn.Module) -> None:
     own, usual = ({*dict(m.named_parameters()), *dict(m.named_buffers())} for m in (module, part))
     if own != usual or not all(p.is_floating_point() for p in module.parameters()):
         raise ValueError(
-            f"{type(module).__name__} has been changed ({', '.join(sorted(own ^ usual)[:3]) or 'weights as codes'}): use a model "
-            "with its own weights, and merge adapters or quantise afterwards"
+            f"{type(module).__name__} has been changed ({', '.join(sorted(own ^ usual)[:3]) or 'weights as codes'}): use a "
+            "model with its own weights, and merge adapters or quantise afterwards"
         )
 
 
