@@ -7,17 +7,29 @@ from typing import Annotated
 
 import typer
 
-from hypermlp.cli.app import app
-from hypermlp.cli.options import OwnMixers, Workers
-from hypermlp.report.terminal import new_console, say
+from hypermlp.cli.app import app, commands, shows_tables
+from hypermlp.cli.console import open_console
+from hypermlp.cli.options import Force, Model, OwnMixers, Workers, closed, complete, config_names
+from hypermlp.report.terminal import say
 
 
 @app.command()
+@shows_tables
 def train(
-    name: Annotated[str, typer.Argument(help="tiny (for two cores), nanogpt-owt2, 340m-15b, 1.3b-100b; or my.toml, my.yaml.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="tiny (for two cores), nanogpt-owt2, 340m-15b, 1.3b-100b; or my.toml, my.yaml.",
+            autocompletion=complete(config_names),
+        ),
+    ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Fields to change: model.mixer=softmax train.steps=100; a mixer of your own is FILE.py:CLASS."),
+        typer.Argument(
+            metavar="[FIELD=VALUE]...",
+            help="Fields to change: model.mixer=softmax train.steps=100; a mixer of your own is FILE.py:CLASS.",
+            show_default=False,
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the plan: parameters, tokens, operations, memory, time.")
@@ -28,7 +40,11 @@ def train(
         bool, typer.Option("--print-config", help="Only print the configuration as TOML, to keep in a file and change.")
     ] = False,
     logger: Annotated[
-        list[str] | None, typer.Option(help="tensorboard (the default, where it is installed), wandb; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="tensorboard (the default, where it is installed), wandb; may be repeated.",
+            autocompletion=closed("tensorboard", "wandb"),
+        ),
     ] = None,
     begin: Annotated[
         Path | None,
@@ -36,7 +52,10 @@ def train(
     ] = None,
     lag_extension: Annotated[
         str | None,
-        typer.Option(help="For a longer model.length: what new lags of HyperGLU get: hold, decay, zero (a window), fresh."),
+        typer.Option(
+            help="For a longer model.length: what new lags of HyperGLU get: hold, decay, zero (a window), fresh.",
+            autocompletion=closed("hold", "decay", "zero", "fresh"),
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME.")] = None,
 ) -> None:
@@ -50,10 +69,10 @@ def train(
         print(to_toml(configure(name, overrides or ()).to_dict()), end="")
         return
     if dry_run:
-        show_plan(new_console(), name, overrides or (), processes=processes)
+        show_plan(open_console(), name, overrides or (), processes=processes)
         return
     finished = run_training(
-        new_console(),
+        open_console(),
         name,
         overrides or (),
         out=folder,
@@ -64,9 +83,6 @@ def train(
     )
     if not finished:
         raise typer.Exit(130)
-
-
-Model = Annotated[Path, typer.Option("--model", help="Folder of a saved model or of a training run.")]
 
 
 @app.command()
@@ -85,10 +101,11 @@ def generate(
     from hypermlp.mixers.own import adopt
 
     adopt(own or ())
-    write(new_console(), model, prompt, count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    write(open_console(), model, prompt, count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
 
 
 @app.command("eval")
+@shows_tables
 def evaluate(
     model: Annotated[list[Path], typer.Option("--model", help="Folder of a saved model or training run; may be repeated.")],
     corpus: Annotated[str, typer.Option(help="Text for the perplexity: stdlib, a path, a prepared corpus.")] = "stdlib",
@@ -98,7 +115,10 @@ def evaluate(
     ] = None,
     include: Annotated[Path | None, typer.Option(help="A folder with task files of your own.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task, for a trial.")] = None,
-    size: Annotated[str | None, typer.Option(help="Put the paper's models of this size (340M, 1.3B) beside.")] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help="Put the paper's models of this size (340M, 1.3B) beside.", autocompletion=closed("340M", "1.3B")),
+    ] = None,
     own: OwnMixers = None,
     out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/eval"),
 ) -> None:
@@ -109,7 +129,7 @@ def evaluate(
     from hypermlp.report.evals import summary_table
 
     adopt(own or ())
-    console, found = new_console(), {}
+    console, found = open_console(), {}
     for folder, name in zip(model, model_names(model), strict=True):
         if tasks is None:
             run_perplexity(console, folder, corpus, out=out / f"{name}-perplexity.json", title=name)
@@ -126,17 +146,19 @@ def export(
     run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
     out: Annotated[Path, typer.Argument(help="Folder for config.json, model.safetensors and the tokenizer.")],
     own: OwnMixers = None,
+    force: Force = False,
 ) -> None:
     """Save the newest checkpoint as a model that this package and Hugging Face's Auto classes load."""
     from hypermlp.mixers.own import adopt
+    from hypermlp.models.saved import refuse_foreign_folder
     from hypermlp.train.run_folder import RunFolder
 
     adopt(own or ())
-    say(new_console(), f"{RunFolder(run).export(out)} → {out}")
+    refuse_foreign_folder(out, force=force)
+    say(open_console(), f"{RunFolder(run).export(out)} → {out}")
 
 
-data = typer.Typer(help="Text to train language models on.", no_args_is_help=True)
-app.add_typer(data, name="data")
+data = commands("data", "Text to train language models on.")
 
 
 @data.command("prepare")
@@ -156,7 +178,7 @@ def data_prepare(
     from hypermlp.studies.executors import cores
 
     run_prepare(
-        new_console(),
+        open_console(),
         source,
         out,
         tokenizer=tokenizer,

@@ -17,7 +17,8 @@ def document(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
     )
     return (
         '<!DOCTYPE html>\n<html lang="en-GB"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="generator" content="hypermlp">'
+        f"<title>{escape(title)}</title>"
         f"<style>\n{(HERE / 'page.css').read_text(encoding='utf-8')}</style></head>\n<body><main><h1>{escape(title)}</h1>\n"
         f'<p class="soft">{escape(lead)}</p>{f"<nav>{links}</nav>" if len(sections) > 1 else ""}\n{body}\n</main>'
         f"<script>\n{(HERE / 'page.js').read_text(encoding='utf-8')}</script></body></html>\n"

@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from rich.console import Group
 
 from hypermlp.bench import flops
-from hypermlp.bench.record import PHASES, entry, lengths, names, timings
+from hypermlp.bench.record import PHASES, entry, grouped, lengths, names, read_results, timings
 from hypermlp.bench.systems import BASELINE, SYSTEMS
-from hypermlp.files import read_json
 from hypermlp.paper.tables import TABLE5, Table5Row
 from hypermlp.report.bench_pictures import LOOKS, curves, exponent, key, look
 from hypermlp.report.document import document
@@ -28,6 +27,7 @@ from hypermlp.report.terminal import Column, tabulate
 Data = dict[str, Any]
 NONE = "–"
 PAPER_BASELINE = "SM(Flash)"
+PARTS = ("model", "growth", "long")  # with a file each and scale
 
 
 class Cell(NamedTuple):
@@ -327,8 +327,8 @@ def draw_trade(ax: Any, data: Data) -> None:
 
 def read_folder(folder: Path) -> dict[str, Data]:
     """Name of a part and its scale ("model-laptop") → its record."""
-    found = [path for part in ("model", "growth", "long") for path in sorted(folder.glob(f"{part}-*.json"))]
-    return {path.stem: read_json(path) for path in found}
+    found = [path for part in PARTS for path in sorted(folder.glob(f"{part}-*.json"))]
+    return {path.stem: grouped(read_results(path)) for path in found}
 
 
 def write_page(folder: Path, out: Path | None = None) -> Path | None:
