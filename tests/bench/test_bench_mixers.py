@@ -21,15 +21,15 @@ from hypermlp.report.bench_pictures import LOOKS, growth, mixers_picture
 from hypermlp.report.bench_tables import mixers_markdown
 
 ROOT = Path(__file__).parents[2]
-TINY = ("--shape", "1,24,32", "--rounds", "1", "--threads", "1", "--no-memory")
+TINY = ("shape=1x24x32", "rounds=1", "threads=1", "memory=false")
 
 
-def bench_layer(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["bench", "layer", *arguments])
+def bench_mixers(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["bench", "mixers", *arguments])
 
 
 def test_every_mixer_is_checked_timed_and_recorded(tmp_path: Path) -> None:
-    done = bench_layer("--mixers", "all", *TINY, "--out", str(tmp_path))
+    done = bench_mixers("mixers=all", *TINY, "--out", str(tmp_path))
     assert done.exception is None, done.output
     rows = json.loads((tmp_path / "mixers.json").read_text())["rows"]
     assert [row["contestant"] for row in rows] == ["softmax sdpa 2 heads", *TABLE1, *DISTINCT]
@@ -44,9 +44,9 @@ def test_every_mixer_is_checked_timed_and_recorded(tmp_path: Path) -> None:
 def test_a_mixer_of_ones_own_takes_part_and_results_are_kept(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN_MIXER)
     name = f"{tmp_path / 'mine.py'}:Mine"
-    shape = ("--shape", "1,24,32", "--rounds", "1", "--threads", "1")
+    shape = TINY[:3]
     for _ in range(2):
-        done = bench_layer("--mixers", name, *shape, "--out", str(tmp_path / "out"))
+        done = bench_mixers(f"mixers={name}", *shape, "--out", str(tmp_path / "out"))
         assert done.exception is None, done.output
         MIXERS.pop(name)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
@@ -82,7 +82,7 @@ class Misled(SoftmaxAttention):
 @pytest.mark.parametrize("wrong", [Scaled, Misled])
 def test_wrong_results_are_never_timed(wrong: type, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(MIXERS, "wrong", Entry(lambda d, n, s: wrong(d), "Wrong", "nobody", 2026))
-    done = bench_layer("--mixers", "softmax,wrong", *TINY, "--out", str(tmp_path))
+    done = bench_mixers("--mixers", "softmax,wrong", *TINY, "--out", str(tmp_path))
     assert isinstance(done.exception, RuntimeError)
     assert "wrong differs from the reference" in str(done.exception)
     assert not (tmp_path / "mixers.json").exists()
@@ -99,7 +99,7 @@ def test_wrong_results_are_never_timed(wrong: type, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_mistakes_are_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    done = bench_layer(*arguments, *TINY, "--out", str(tmp_path))
+    done = bench_mixers(*arguments, *TINY, "--out", str(tmp_path))
     assert isinstance(done.exception, ValueError)
     assert message in str(done.exception)
 

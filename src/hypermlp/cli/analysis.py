@@ -12,6 +12,8 @@ from hypermlp.cli.console import open_console
 from hypermlp.cli.options import Force, closed
 from hypermlp.report.terminal import status
 
+WINDOWS = 16  # of held-out text, as long as the model's context
+
 
 @app.command()
 @shows_tables
@@ -30,7 +32,6 @@ def explore(
             autocompletion=closed("stdlib"),
         ),
     ] = None,
-    windows: Annotated[int, typer.Option(min=1, help="With --over: how many windows of the model's context.")] = 16,
     task: Annotated[
         str | None,
         typer.Option(
@@ -60,7 +61,7 @@ def explore(
     if over is not None:
         if text or task or len(folders) > 1:
             raise ValueError("--over reads its own text with one model: leave out the text, --task and a second --model")
-        show_analyse(console, folders[0], over, out=out or Path("runs/analysis"), windows=windows, force=force)
+        show_analyse(console, folders[0], over, out=out or Path("runs/analysis"), windows=WINDOWS, force=force)
         return
     if task is not None:
         if model or text:

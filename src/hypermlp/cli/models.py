@@ -111,9 +111,10 @@ def evaluate(
     corpus: Annotated[str, typer.Option(help="Text for the perplexity: stdlib, a path, a prepared corpus.")] = "stdlib",
     tasks: Annotated[
         str | None,
-        typer.Option(help="Benchmarks instead: open-llm and general (Table 2), or any tasks of lm-evaluation-harness."),
+        typer.Option(
+            help="Benchmarks instead: open-llm and general (Table 2), any tasks of lm-evaluation-harness, or your own (my/task.yaml)."
+        ),
     ] = None,
-    include: Annotated[Path | None, typer.Option(help="A folder with task files of your own.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task, for a trial.")] = None,
     size: Annotated[
         str | None,
@@ -135,7 +136,7 @@ def evaluate(
             run_perplexity(console, folder, corpus, out=out / f"{name}-perplexity.json", title=name)
             continue
         numbers = out / f"{name}-tasks.json"
-        result = run_benchmarks(console, folder, tasks.split(","), out=numbers, title=name, include=include, limit=limit)
+        result = run_benchmarks(console, folder, tasks.split(","), out=numbers, title=name, limit=limit)
         found[name] = scores(result)
     if found and (len(found) > 1 or size is not None):
         console.print(summary_table(found, size, console.width))

@@ -25,6 +25,8 @@ from hypermlp.cli.options import (
 )
 from hypermlp.report.terminal import say
 
+EXAMPLES = 2  # that are shown of each evaluation set
+
 
 @app.command()
 @shows_tables
@@ -34,14 +36,13 @@ def demo(
     ] = False,
     seeds: SeedsOption = None,
     workers: Workers = None,
-    device: DeviceOption = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for the runs. Default: runs/demo, or runs/demo-quick.")] = None,
 ) -> None:
     """Start here: the paper's claims in minutes. Train six small models on two tasks, and see which claims hold.
 
-    The same as hypermlp study run demo. The command started again in its folder resumes.
+    The same as hypermlp study run demo, which has more options. The command started again in its folder resumes.
     """
-    run_named("demo", out, workers, device, scale="quick" if quick else None, seeds=seeds)
+    run_named("demo", out, workers, scale="quick" if quick else None, seeds=seeds)
 
 
 study = commands("study", "Train mixers at equal parameters on tasks, and judge them. Start with: hypermlp study list")
@@ -57,10 +58,7 @@ def study_list() -> None:
 
 
 @study.command("show")
-def study_show(
-    name: StudyName,
-    count: Annotated[int, typer.Option(min=1, help="Examples of each set.")] = 2,
-) -> None:
+def study_show(name: StudyName) -> None:
     """Examples of a task, coloured by what the tokens are, with the answers that are scored."""
     from hypermlp.report.examples import show
     from hypermlp.report.tasks import show_plan
@@ -73,7 +71,7 @@ def study_show(
         show_plan(console, plan_study(name))
         return
     for task in find_tasks(name.split(",")):
-        show(console, TASKS[task], count, 0)
+        show(console, TASKS[task], EXAMPLES, 0)
 
 
 @study.command("run")
@@ -115,18 +113,18 @@ def study_cost(
     tasks: TasksOption = None,
     seeds: SeedsOption = None,
     search: SearchOption = None,
-    workers: Annotated[int, typer.Option(min=1, help="Cores that will work at once.")] = 2,
 ) -> None:
     """How long a study will take on this machine: every model is trained for a few steps. Options are those of run."""
     from hypermlp.allocator import keep_freed_memory
     from hypermlp.report.cost import show_costs
     from hypermlp.studies.catalogue import Choice, plan_study
     from hypermlp.studies.cost import measure_costs
+    from hypermlp.studies.executors import cores
 
     keep_freed_memory()  # as workers do
     plan = plan_study(name, Choice(scale=scale, mixers=mixers, tasks=tasks, seeds=seeds, search=search, changes=changes or ()))
     costs = [cost for part in plan.studies.values() for cost in measure_costs(part, plan.mixers, plan.seeds)]
-    show_costs(open_console(), costs, workers)
+    show_costs(open_console(), costs, cores())
 
 
 @study.command("new")
@@ -201,7 +199,7 @@ def run_named(
     name: str,
     out: Path | None,
     workers: int | None,
-    device: str,
+    device: str = "auto",
     executor: str = "local",
     retry_failed: bool = False,
     **choice: object,
