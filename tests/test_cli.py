@@ -209,6 +209,7 @@ def test_a_failed_write_leaves_the_old_result(tmp_path: Path) -> None:
 
 
 def test_table1_runs_a_half_and_leaves_the_page(tmp_path: Path) -> None:
+    """`hypermlp study run table1` by its short name."""
     options = ("--tasks", "language", "--scale", "quick", "--mixers", "S,R-cg-q-12o", "--seeds", "1", "--workers", "1")
     done = CliRunner().invoke(app, ["table1", *options, "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output

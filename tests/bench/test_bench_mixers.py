@@ -82,7 +82,7 @@ class Misled(SoftmaxAttention):
 @pytest.mark.parametrize("wrong", [Scaled, Misled])
 def test_wrong_results_are_never_timed(wrong: type, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(MIXERS, "wrong", Entry(lambda d, n, s: wrong(d), "Wrong", "nobody", 2026))
-    done = bench_mixers("--mixers", "softmax,wrong", *TINY, "--out", str(tmp_path))
+    done = bench_mixers("mixers=softmax,wrong", *TINY, "--out", str(tmp_path))
     assert isinstance(done.exception, RuntimeError)
     assert "wrong differs from the reference" in str(done.exception)
     assert not (tmp_path / "mixers.json").exists()
@@ -91,15 +91,16 @@ def test_wrong_results_are_never_timed(wrong: type, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("--mixers", "softmax,sofmax"), "unknown mixer 'sofmax'"),
-        (("--mixers", "G-cg-12o"), "the nearest label is"),
-        (("--mixers", "softmax", "--only", "hyperglu native"), "leave out --only"),
-        (("--only", "authors"), "needs --against"),
-        (("--only", "softmax sdpa 12 heads"), "none of the contestants takes part"),
+        (("mixers", "mixers=softmax,sofmax"), "unknown mixer 'sofmax'"),
+        (("mixers", "mixers=G-cg-12o"), "the nearest label is"),
+        (("mixers", "only=hyperglu native"), "bench mixers has no field 'only'"),
+        (("layer", "only=authors"), "needs against="),
+        (("layer", "only=hyperglu nativ"), "did you mean 'hyperglu native'"),
+        (("layer", "only=softmax sdpa 12 heads"), "none of the contestants takes part"),
     ],
 )
 def test_mistakes_are_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    done = bench_mixers(*arguments, *TINY, "--out", str(tmp_path))
+    done = CliRunner().invoke(app, ["bench", *arguments, *TINY, "--out", str(tmp_path)])
     assert isinstance(done.exception, ValueError)
     assert message in str(done.exception)
 

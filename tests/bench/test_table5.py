@@ -95,6 +95,7 @@ def test_a_killed_run_resumes_where_it_was(tiny: list[str], monkeypatch: pytest.
 
 
 def test_the_command_measures_and_shows_all_parts(tiny: list[str], tmp_path: Path) -> None:
+    """`hypermlp bench model scale=quick` by the paper's name."""
     done = CliRunner().invoke(app, ["table5", "scale=quick", "mixers=hyperglu,gla,naive", "rounds=1", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     shown = done.output
@@ -102,8 +103,10 @@ def test_the_command_measures_and_shows_all_parts(tiny: list[str], tmp_path: Pat
     assert "seen by" in shown
     records = report.read_folder(tmp_path)
     assert list(records) == ["model-quick", "growth-quick", "long-quick"]
-    assert report.growth_markdown(records["growth-quick"]).count("T^1.00") == 4  # the memory made up above is linear
-    assert [row.split("|")[1].strip() for row in report.model_markdown(records["model-quick"]).splitlines()[2:]] == [
+    assert (
+        sum(row.count("T^1.00") for row in report.growth_grid(records["growth-quick"]).rows) == 4
+    )  # the memory made up above is linear
+    assert [row[0] for row in report.model_grid(records["model-quick"]).rows] == [
         *("HyperGLU", "softmax, SDPA", "softmax, written out", "GLA")
     ]
     page = (tmp_path / "report.html").read_text()
@@ -115,8 +118,8 @@ def test_the_command_measures_and_shows_all_parts(tiny: list[str], tmp_path: Pat
 def test_long_contexts_are_shown_per_pair() -> None:
     found = {f"{name} {T}": {"forward": T, "training": 2 * T, "forward_seconds": T**2 / 1e9, "training_seconds": 0.0}
              for name in ("hyperglu", "sdpa") for T in (100, 200)}  # fmt: skip
-    lines = report.long_markdown({"memory": found, "work": {}, "rounds": [], "settings": {}}).splitlines()
-    assert lines[3] == "| HyperGLU | 200 | 0.00 | 1.99 | 0.00 | 0.00 | – | 0 | 1.00 |"
+    rows = report.long_grid({"memory": found, "work": {}, "rounds": [], "settings": {}}).rows
+    assert rows[1] == ["HyperGLU", "200", "0.00", "1.99", "0.00", "0.00", "–", "0", "1.00"]
 
 
 def test_a_wrong_system_is_not_timed(tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

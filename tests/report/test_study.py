@@ -148,7 +148,7 @@ def test_damaged_lines_are_counted_and_left_out(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_runs_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no finished runs in .* hypermlp mad"):
+    with pytest.raises(ValueError, match=r"no finished runs in .* hypermlp study run mad"):
         read_studies(tmp_path)
     write(tmp_path, [])
     with pytest.raises(ValueError, match="no finished runs"):

@@ -71,6 +71,7 @@ def test_the_command_takes_lists_and_refuses_unknown_numbers() -> None:
 def test_the_command_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "pictures", lambda: gallery.examples())  # the others are drawn in tests/theory
     out = tmp_path / "page.html"
+    # as `hypermlp theory --out PAGE` with one statement
     done = CliRunner().invoke(app, f"theory C.1 --out {out}")
     assert done.exit_code == 0, done.output
     assert "Lemma C.1" in out.read_text()

@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
+from hypermlp.checks import choose_from
 from hypermlp.cli.app import app, commands, shows_tables
 from hypermlp.cli.console import open_console
 from hypermlp.cli.options import Force, Model, OwnMixers, Workers, closed, complete, config_names
 from hypermlp.report.terminal import say
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # --train.steps=100 is train.steps=100
 @shows_tables
 def train(
+    context: typer.Context,
     name: Annotated[
         str,
         typer.Argument(
@@ -64,6 +66,10 @@ def train(
     from hypermlp.runs.config_files import is_config_file, to_toml
     from hypermlp.runs.configs import configure
 
+    known = [option for parameter in context.command.params for option in parameter.opts if option.startswith("--")]
+    for text in overrides or ():
+        if text.startswith("-") and "=" not in text:
+            choose_from("option", text, known)
     folder = out or Path("runs") / (Path(name).stem if is_config_file(name) else name)
     if print_config:
         print(to_toml(configure(name, overrides or ()).to_dict()), end="")
@@ -112,7 +118,7 @@ def evaluate(
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Benchmarks instead: open-llm and general (Table 2), any tasks of lm-evaluation-harness, or your own (my/task.yaml)."
+            help="Benchmarks instead: open-llm, general (Table 2), any of lm-evaluation-harness, or your own (my/task.yaml)."
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task, for a trial.")] = None,

@@ -183,7 +183,7 @@ def study_report(
 
     console = open_console()
     refuse_foreign(out or folder / "report.html", force=force)
-    if page := write_page(folder, out):
+    if page := write_page(folder, out, force=force):
         say(console, f"Report: {page}")
         return
     for found in read_studies(folder):

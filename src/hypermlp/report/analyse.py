@@ -1,4 +1,4 @@
-"""`hypermlp analyse`: statistics of a model's memory over a text, as tables on the terminal and with pictures on a page."""
+"""`hypermlp explore --over`: statistics of a model's memory over a text, as tables and with pictures on a page."""
 
 from __future__ import annotations
 

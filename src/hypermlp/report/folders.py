@@ -83,7 +83,7 @@ def read_studies(folder: Path) -> list[Study]:
     if not parts:
         raise ValueError(
             f"there are no finished runs in {folder} or below: a folder of results holds runs.jsonl or metrics.jsonl; "
-            "make one with, for example, hypermlp mad run --scale quick"
+            "make one with, for example, hypermlp study run mad --scale quick"
         )
     mad, language = groups["mad"], groups["language"]
     if len(mad) == len(language) == 1 and not groups["tasks"]:
