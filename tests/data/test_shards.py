@@ -301,8 +301,11 @@ def test_one_process_works_in_a_folder(source: Source, tmp_path: Path) -> None:
 def test_the_report_shows_counts_and_leaves_provenance(folder: Path, tmp_path: Path) -> None:
     console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
     options: dict[str, Any] = {"end": None, "field": "text", "validation": 0.2, "workers": 1}
+    (folder / "notes.md").write_text("is not read")
     corpus = run_prepare(console, str(folder), tmp_path / "out", tokenizer="bpe:300", **options)
     shown = console.export_text()
+    assert "Skipped: 1 files that are not" in shown
+    assert "notes.md" in shown
     console.file.close()
     assert "tokenizer bpe:300 of 300 tokens, 1 worker" in shown
     assert "100%" in shown

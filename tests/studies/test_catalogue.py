@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,10 @@ def test_a_quick_study_ranks_nobody_and_names_who_misses_the_budget(tmp_path: Pa
     assert "Not at the common number of parameters: R-12!" in done.output
     assert "inconclusive" not in done.output
     assert (tmp_path / "report.html").exists()
+    again = CliRunner().invoke(app, ["study", "run", "mad", *SMALL, *choice, "--out", str(tmp_path), "--json"])
+    assert "finished before" in again.stderr
+    (table,) = json.loads(again.stdout)
+    assert {row["mixer"] for row in table["rows"]} >= {"S-p"}
 
 
 def test_the_demo_has_verdicts_at_its_own_scale_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ so that a change after the first record can be shown as the deviation it is; the
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import json
@@ -28,7 +27,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hypermlp.checks import choose_from
+from hypermlp.checks import choose_from, naming
 from hypermlp.files import Record, append_json_line, end_last_line, read_json, read_json_lines
 from hypermlp.studies.folder import read_lines
 from hypermlp.studies.language import LanguageStudy
@@ -156,15 +155,6 @@ def read_protocol(text: str) -> Protocol:
             comparisons.append(new(Comparison, item))
     found = {"studies": studies, "terms": terms, "comparisons": comparisons, "text": text}
     return new(Protocol, {"why": {}, **values, **found})
-
-
-@contextlib.contextmanager
-def naming(place: str) -> Iterator[None]:
-    """A mistake found within says where it is."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
 
 
 def with_search(numbers: dict[str, Any], rate_field: str) -> dict[str, Any]:
