@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hypermlp.report import bench_tables, evidence, gpu, table5, task_document
-from hypermlp.report.folders import read_studies
 from hypermlp.report.markdown import fill
+from hypermlp.report.searches import searches_markdown
 from hypermlp.report.style import save
 from hypermlp.report.table1 import rates_markdown, table1_markdown
+from hypermlp.verdicts.folders import read_studies
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -32,6 +33,7 @@ def main() -> None:
     save(evidence.picture(registered, longer), DOCS / "evidence.png")
     write(path, {"evidence": evidence.evidence_markdown(registered, longer)})
     blocks = {"table": table1_markdown(registered), "verdicts": evidence.verdicts_markdown(registered)}
+    blocks["searches"] = searches_markdown(registered, longer)
     blocks |= {"compression": table1_markdown(longer), "compression verdicts": evidence.longer_markdown(registered, longer)}
     write(DOCS / "reproduction.md", blocks)
 

@@ -1,23 +1,29 @@
-"""Outputs and gradients of many layers, bit by bit: the proof that a change of structure changed no number.
+"""Outputs and gradients of many layers, bit by bit: what a change of structure changed, and whether for the worse.
 
     python tests/recorded.py write before.pt      # on the code before
     python tests/recorded.py compare before.pt    # on the code after, on the same machine and with the same number of threads
 
-Bits depend on the processor and on torch, so nothing recorded is kept in the repository.
+Where bits differ in float32, both are compared with the reference in float64. Bits depend on the processor and on torch, so
+nothing recorded is kept in the repository.
 """
 
 from __future__ import annotations
 
+import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hypermlp import HyperGLU, LanguageModel, ModelConfig, build_mixer
 from hypermlp.mixers import MIXERS
+from hypermlp.ops.types import compute_dtype
 
-LAYERS = {
+Fields = dict[str, object]
+LAYERS: dict[str, Fields] = {
     "glu": {},
     "relu": {"attn_kind": "relu"},
     "l2": {"attn_norm": "l2"},
@@ -37,7 +43,7 @@ SIZES = ((64, 2, 40), (64, 2, 300), (96, 3, 17), (256, 1, 600), (320, 1, 300))  
 IMPLS = ("auto", "dense", "chunked")
 
 
-def layer(width: int, fields: dict[str, object], dtype: torch.dtype = torch.float32) -> HyperGLU:
+def layer(width: int, fields: Fields, dtype: torch.dtype = torch.float32) -> HyperGLU:
     torch.manual_seed(0)
     made = HyperGLU(n_embd=width, n_head=2, block_size=256, **fields)
     with torch.no_grad():
@@ -46,45 +52,63 @@ def layer(width: int, fields: dict[str, object], dtype: torch.dtype = torch.floa
     return made.to(dtype)
 
 
-def whole(module: torch.nn.Module, x: Tensor, **options: object) -> list[Tensor]:
+Recorded = dict[str, Tensor]  # outputs, and gradients by "d " and what they are of
+
+
+def whole(module: torch.nn.Module, x: Tensor, **options: object) -> Recorded:
     """y, and the gradients of x and of every parameter."""
     x = x.clone().requires_grad_()
     y = module(x, **options)
-    grads = torch.autograd.grad(y.float().square().sum(), [x, *module.parameters()], allow_unused=True)
-    return [y.detach(), *(g for g in grads if g is not None)]
+    wanted = {"x": x, **dict(module.named_parameters())}
+    grads = torch.autograd.grad(y.to(compute_dtype(y.dtype)).square().sum(), list(wanted.values()), allow_unused=True)
+    return {"y": y.detach(), **{f"d {name}": g for name, g in zip(wanted, grads, strict=True) if g is not None}}
 
 
-def decoded(module: torch.nn.Module, x: Tensor, pieces: tuple[int, ...]) -> list[Tensor]:
+def decoded(module: torch.nn.Module, x: Tensor, pieces: tuple[int, ...], impl: str | None = None) -> Recorded:
     with torch.no_grad():
         cache = module.new_cache(x.shape[0])  # type: ignore[operator]
-        return [module(part, cache=cache) for part in x[:, : sum(pieces)].split(list(pieces), dim=1)]
+        parts = x[:, : sum(pieces)].split(list(pieces), dim=1)
+        options = {} if impl is None else {"impl": impl}
+        return {f"y{i}": module(part, cache=cache, **options) for i, part in enumerate(parts)}
 
 
-def cases() -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
+Case = tuple[str, Callable[[], Recorded], Callable[[], Recorded] | None]  # the last: the reference in float64
+
+
+def cases() -> Iterator[Case]:
     for name, fields in LAYERS.items():
         for width, batch, time in SIZES:
             x = torch.randn(batch, time, width, generator=torch.Generator().manual_seed(time))
+
+            def run(fields: Fields = fields, x: Tensor = x, dtype: torch.dtype = torch.float32, **options: object) -> Recorded:
+                return whole(layer(x.shape[2], fields, dtype), x.to(dtype), **options)
+
+            def exact(x: Tensor = x, run: Callable[..., Recorded] = run, **options: object) -> Recorded:
+                return run(x=x, dtype=torch.float64, impl="dense", **options)
+
+            def steps(
+                fields: Fields = fields, x: Tensor = x, dtype: torch.dtype = torch.float32, impl: str = "auto"
+            ) -> Recorded:
+                return decoded(layer(x.shape[2], fields, dtype), x.to(dtype), (5, 1, 1, 3, 1), impl)
+
             for impl in IMPLS:
-                yield f"{name} {width} {time} {impl}", lambda f=fields, x=x, i=impl: whole(layer(x.shape[2], f), x, impl=i)
-            with_mask = (torch.arange(time) >= torch.arange(batch)[:, None]).long()
-            yield (
-                f"{name} {width} {time} padded",
-                lambda f=fields, x=x, m=with_mask: whole(layer(x.shape[2], f), x, attention_mask=m),
-            )
-            bounds = torch.tensor([0, 5, time // 2, time])
+                yield f"{name} {width} {time} {impl}", partial(run, impl=impl), exact
+            padding = (torch.arange(time) >= torch.arange(batch)[:, None]).long()
+            packing = torch.tensor([0, 5, time // 2, time])
+            yield f"{name} {width} {time} padded", partial(run, attention_mask=padding), partial(exact, attention_mask=padding)
             yield (
                 f"{name} {width} {time} packed",
-                lambda f=fields, x=x, c=bounds: whole(layer(x.shape[2], f), x[:1], cu_seqlens=c),
+                partial(run, x=x[:1], cu_seqlens=packing),
+                partial(exact, x[:1], cu_seqlens=packing),
             )
-            yield f"{name} {width} {time} no_grad", lambda f=fields, x=x: [layer(x.shape[2], f)(x).detach(), inferred(f, x)]
-            pieces = (5, 1, 1, 3, 1)
-            yield f"{name} {width} {time} cached", lambda f=fields, x=x, p=pieces: decoded(layer(x.shape[2], f), x, p)
+            yield f"{name} {width} {time} no_grad", partial(inferred, fields, x), exact
+            yield f"{name} {width} {time} cached", steps, partial(steps, dtype=torch.float64, impl="dense")
         x = torch.randn(2, 300, 64, generator=torch.Generator().manual_seed(1))
         for dtype in (torch.bfloat16, torch.float64):
-            yield f"{name} {dtype}", lambda f=fields, x=x, d=dtype: whole(layer(64, f, d), x.to(d))
-            yield f"{name} {dtype} cached", lambda f=fields, x=x, d=dtype: decoded(layer(64, f, d), x.to(d), (5, 1, 1))
-        yield f"{name} autocast", lambda f=fields, x=x: autocast(f, x)
-        yield f"{name} beyond block_size", lambda f=fields, x=x: decoded(layer(64, f), x, (250, *(1,) * 40))
+            yield f"{name} {dtype}", lambda f=fields, x=x, d=dtype: whole(layer(64, f, d), x.to(d)), None
+            yield f"{name} {dtype} cached", lambda f=fields, x=x, d=dtype: decoded(layer(64, f, d), x.to(d), (5, 1, 1)), None
+        yield f"{name} autocast", lambda f=fields, x=x: autocast(f, x), None
+        yield f"{name} beyond block_size", lambda f=fields, x=x: decoded(layer(64, f), x, (250, *(1,) * 40)), None
     for mixer in sorted(MIXERS):
         x = torch.randn(2, 50, 64, generator=torch.Generator().manual_seed(2))
 
@@ -92,48 +116,65 @@ def cases() -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
             torch.manual_seed(0)
             return build_mixer(mixer, 64, 64)
 
-        yield f"mixer {mixer}", lambda x=x, made=made: whole(made(), x)
-        yield f"mixer {mixer} packed", lambda x=x, made=made: whole(made(), x[:1], cu_seqlens=torch.tensor([0, 9, 50]))
-        yield f"mixer {mixer} cached", lambda x=x, made=made: decoded(made(), x, (5, 1, 1, 3))
-    yield "language model", model
+        yield f"mixer {mixer}", lambda x=x, made=made: whole(made(), x), None
+        yield f"mixer {mixer} packed", lambda x=x, made=made: whole(made(), x[:1], cu_seqlens=torch.tensor([0, 9, 50])), None
+        yield f"mixer {mixer} cached", lambda x=x, made=made: decoded(made(), x, (5, 1, 1, 3)), None
+    yield "language model", model, None
 
 
-def inferred(fields: dict[str, object], x: Tensor) -> Tensor:
+def inferred(fields: Fields, x: Tensor) -> Recorded:
+    """y as it is without gradients."""
     with torch.no_grad():
-        return layer(x.shape[2], fields)(x)
+        return {"y": layer(x.shape[2], fields)(x)}
 
 
-def autocast(fields: dict[str, object], x: Tensor) -> list[Tensor]:
+def autocast(fields: Fields, x: Tensor) -> Recorded:
     with torch.autocast("cpu", torch.bfloat16):
         return whole(layer(64, fields), x)
 
 
-def model() -> list[Tensor]:
+def model() -> Recorded:
     torch.manual_seed(0)
     net = LanguageModel(ModelConfig(vocabulary=31, width=64, depth=2, length=64))
-    logits = net(torch.arange(40).view(2, 20) % 31)
-    return [logits.detach(), *torch.autograd.grad(logits.square().sum(), list(net.parameters()))]
+    logits, named = net(torch.arange(40).view(2, 20) % 31), dict(net.named_parameters())
+    grads = torch.autograd.grad(logits.square().sum(), list(named.values()))
+    return {"y": logits.detach(), **{f"d {name}": g for name, g in zip(named, grads, strict=True)}}
+
+
+def off(found: Recorded, expected: Recorded) -> float:
+    """The largest relative difference of a tensor."""
+    return max(float((found[name].double() - t.double()).norm() / (t.double().norm() + 1e-30)) for name, t in expected.items())
 
 
 def main() -> int:
     action, path = sys.argv[1:]
-    made = {name: run() for name, run in cases()}
     if action == "write":
-        torch.save(made, path)
-        return print(f"{len(made)} cases recorded") or 0
-    before = torch.load(path)
-    changed = 0
-    for name in sorted(before.keys() | made.keys()):
-        old, new = before.get(name), made.get(name)
-        if old is None or new is None or len(old) != len(new):
-            changed += 1
-            print(f"{name}: {'missing' if new is None else 'new' if old is None else 'another number of tensors'}")
-        elif not all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(old, new, strict=True)):
-            changed += 1
-            off = max(float((a - b).abs().max() / (a.abs().max() + 1e-30)) for a, b in zip(old, new, strict=True) if a.numel())
-            print(f"{name}: changed by up to {off:.1e}")
-    print(f"{len(made) - changed} of {len(made)} cases are equal to the bit")
-    return int(changed > 0)
+        torch.save({name: run() for name, run, _ in cases()}, path)
+        return 0
+    before, counts, ratios, worse = torch.load(path), Counter[str](), [], []
+    for name, run, exact in cases():
+        new, old = run(), before.pop(name, None)
+        if old is None or new.keys() != old.keys():
+            counts["not recorded before"] += 1
+            continue
+        same = {part for part, t in new.items() if torch.equal(t, old[part])}
+        outputs = {part for part in new if not part.startswith("d ")}
+        kind = "equal" if len(same) == len(new) else "outputs equal, gradients not" if outputs <= same else "outputs differ"
+        counts[kind] += 1
+        if kind == "equal":
+            continue
+        text = f"{name}: {kind}, by up to {off(new, old):.1e}"
+        if exact is not None:
+            reference = {part: t for part, t in exact().items() if part in new}
+            errors = off(old, reference), off(new, reference)
+            text += f"; from the reference {errors[0]:.1e} before, {errors[1]:.1e} after"
+            ratios.append(math.log(errors[1] / errors[0]))
+            worse += [name] if errors[1] > 2 * errors[0] + 1e-6 else []
+        print(text)
+    print(*(f"{number} {kind}" for kind, number in counts.items()), f"{len(before)} gone", sep=", ")
+    middle = math.exp(sum(ratios) / max(1, len(ratios)))
+    print(f"distance from the reference, after to before: {middle:.2f}; clearly further are {', '.join(worse) or 'none'}")
+    return int(bool(worse or before))
 
 
 if __name__ == "__main__":

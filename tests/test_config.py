@@ -182,8 +182,9 @@ def test_the_documentation_explains_every_option_and_argument() -> None:
     text = HyperGLUConfig.__doc__ or ""
     explained = {name.strip() for line in re.findall(r"^        ([\w, ]+):", text, re.M) for name in line.split(",")}
     assert explained == {field.name for field in dataclasses.fields(HyperGLUConfig)}
-    arguments = set(re.findall(r"^            (\w+):", HyperGLU.forward.__doc__ or "", re.M))
-    assert arguments == set(inspect.signature(HyperGLU.forward).parameters) - {"self"}
+    for call in (HyperGLU.forward, HyperGLU.mix):
+        arguments = set(re.findall(r"^            (\w+):", call.__doc__ or "", re.M))
+        assert arguments == set(inspect.signature(call).parameters) - {"self"}
 
 
 def test_a_dictionary_is_a_configuration() -> None:

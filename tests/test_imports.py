@@ -42,13 +42,14 @@ ORDER = [
     {"paper"},
     {"runs"},
     {"studies"},
+    {"verdicts"},
     {"report"},
     {"cli"},
     {"__main__"},
     {"testing"},  # nothing imports it
 ]
 DATA = {"data", "tasks"}
-DATA_USERS = {"runs", "studies", "report", "cli"}
+DATA_USERS = {"runs", "studies", "verdicts", "report", "cli"}
 
 
 def core_distributions() -> set[str]:

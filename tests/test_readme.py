@@ -8,13 +8,14 @@ from pathlib import Path
 
 from hypermlp.report.bench_tables import decode_markdown, layer_markdown, mixers_markdown, model_markdown, steps_markdown
 from hypermlp.report.evidence import evidence_markdown, longer_markdown, verdicts_markdown
-from hypermlp.report.folders import read_studies
 from hypermlp.report.markdown import fill
+from hypermlp.report.searches import searches_markdown
 from hypermlp.report.table1 import rate_losses, rates_markdown, table1_markdown, training_markdown
 from hypermlp.report.table5 import document_blocks as costs
 from hypermlp.report.table5 import read_folder
 from hypermlp.report.task_document import document_blocks as scores
 from hypermlp.runs.configs import RATES
+from hypermlp.verdicts.folders import read_studies
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -95,6 +96,7 @@ def test_the_evidence_is_that_of_the_registered_studies() -> None:
     (study,), (longer,) = (read_studies(ROOT / "results" / name) for name in ("table1", "compression"))
     blocks = {"table": table1_markdown(study), "verdicts": verdicts_markdown(study)}
     blocks |= {"compression": table1_markdown(longer), "compression verdicts": longer_markdown(study, longer)}
+    blocks["searches"] = searches_markdown(study, longer)
     document = (ROOT / "docs" / "reproduction.md").read_text()
     assert fill(document, blocks) == document, "python docs/make_results.py writes the tables anew"
     table = evidence_markdown(study, longer)

@@ -41,6 +41,8 @@ class HyperGLUConfig:
         bias: whether q, k, v and o have biases. Gates and controls always have them.
         qk_rank: width of q and k over all heads. None: n_embd // 4.
         vo_rank: width of v over all heads. None: n_embd.
+        registers: learned rows that stand in front of every sequence as further slots, as if they were older than its first
+            token (appendix H.3). The layer has lags for them, too: block_size + registers in all.
 
     Activation:
         attn_kind: "glu" is softplus(h_scale) ⊙ relu(h_gate), HyperGLU; "relu" is relu(h), HyperMLP.
@@ -92,6 +94,7 @@ class HyperGLUConfig:
 
     qk_rank: int | None = None
     vo_rank: int | None = None
+    registers: int = 0
 
     do_masking: bool = True
     aligner_kind: Aligner = "offset"
@@ -144,6 +147,11 @@ class HyperGLUConfig:
         """Heads of q and k: HyperGLU has a gate and a scale for each head."""
         return 2 * self.n_head if self.attn_kind == "glu" else self.n_head
 
+    @property
+    def lags(self) -> int:
+        """Lags with parameters of their own."""
+        return self.block_size + self.registers
+
     def replace(self, **changes: Any) -> HyperGLUConfig:
         """The same configuration with some fields changed, checked again."""
         return dataclasses.replace(self, **changes)
@@ -189,6 +197,8 @@ class HyperGLUConfig:
             if kind in ("int", "int | None"):
                 if value is None and kind == "int | None":
                     continue
+                if field.name == "registers" and value == 0 and not isinstance(value, bool):
+                    continue
                 at_least_one(field.name, value)
             if kind == "float" and (isinstance(value, bool) or not isinstance(value, (int, float))):
                 raise ValueError(f"{field.name} ({value!r}) must be a number")
@@ -220,6 +230,11 @@ class HyperGLUConfig:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0 and finite")
 
     def _check_masking(self) -> None:
+        if self.registers and (self.aligner_kind == "identity" or not self.do_masking):
+            raise ValueError(
+                f'registers ({self.registers}) need aligner_kind="offset": in the identity layout they would shift the place '
+                "of every token, and with it the parameters that it meets"
+            )
         if not self.do_masking and self.aligner_kind == "offset":
             raise ValueError(
                 'do_masking=False needs aligner_kind="identity": the offset layout holds only the past of each row, '

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hypermlp import ops
 from hypermlp.bench import kernels, parity
-from hypermlp.bench.parity import HALF, TF32, LayerCase, Operands, OperatorCase
+from hypermlp.bench.parity import HALF, TF32, LayerCase, OperatorCase
 from hypermlp.errors import RunError
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.ops.triton import gradients, launch, tiles
@@ -90,7 +91,7 @@ def test_a_wrong_gradient_is_found(how: str, dtype: torch.dtype) -> None:
         if how == "other heads" and name.endswith("diag"):
             continue  # a diagonal has no axis before its heads' columns
 
-        def mix(operands: Operands, name: str = name) -> Tensor:
+        def mix(operands: ops.MixCall, name: str = name) -> Tensor:
             leaves = operands.leaves()
             spoiled = Corrupt.apply(leaves[name], CORRUPTIONS[how])
             return parity.mix_by("chunked")(operands.with_leaves(leaves | {name: spoiled}))

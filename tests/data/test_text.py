@@ -90,6 +90,38 @@ def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
     assert len({d.validation for d in source.documents() if d.text.startswith("text")}) == 2, "one text file is held out"
 
 
+def compress(path: Path, *frames: bytes) -> Path:
+    path.write_bytes(b"".join(pyarrow.Codec("zstd").compress(frame, asbytes=True) for frame in frames))
+    return path
+
+
+def test_compressed_lines_are_read_as_openwebtext2_ships_them(tmp_path: Path) -> None:
+    rows = [{"text": f"document {i}, später", "meta": {}} for i in range(300)]
+    plain = write_lines(tmp_path / "plain.jsonl", rows)
+    (tmp_path / "packed").mkdir()
+    content = plain.read_bytes()
+    source = find_source(compress(tmp_path / "packed" / "2020-04.jsonl.zst", content[:1001], content[1001:]))
+    assert list(source.documents()) == list(find_source(plain).documents())
+    assert texts(find_source(tmp_path / "packed")) == texts(find_source(plain))
+    assert source.version != find_source(compress(tmp_path / "packed" / "2020-05.jsonl.zst", content)).version
+
+
+def test_mistakes_in_compressed_lines_are_named(tmp_path: Path) -> None:
+    good = b'{"text": "x"}\n'
+    for content, message in (
+        (good + b"{oops}\n", r"a\.jsonl\.zst, line 2, is not JSON"),
+        (good + b'{"body": "x"}\n', "line 2, has no text in a field 'text'"),
+        (good + b'{"text": "\xff"}\n', "line 2, is not UTF-8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            texts(find_source(compress(tmp_path / "a.jsonl.zst", content)))
+    path = compress(tmp_path / "b.jsonl.zst", good * 10_000)
+    for damaged in (b"no zstandard here", path.read_bytes()[:-9]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"b\.jsonl\.zst, line \d+, cannot be decompressed"):
+            texts(find_source(path))
+
+
 def test_rows_are_held_out_by_their_content(tmp_path: Path) -> None:
     rows = [{"body": f"document {i % 500}"} for i in range(1000)]
     documents = list(find_source(write_lines(tmp_path / "a.jsonl", rows), field="body", validation=0.2).documents())
@@ -126,7 +158,10 @@ def test_a_hub_dataset_is_streamed_file_by_file(monkeypatch: pytest.MonkeyPatch)
     text.hub_dataset.cache_clear()
 
 
-@pytest.mark.parametrize("module, source", [("datasets", "hub:owner/name"), ("pyarrow", "a.parquet")])
+LIBRARIES = [("datasets", "hub:owner/name"), ("pyarrow", "a.parquet"), ("pyarrow", "a.jsonl.zst")]
+
+
+@pytest.mark.parametrize("module, source", LIBRARIES)
 def test_a_missing_library_is_named_with_its_cure(
     module: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +169,7 @@ def test_a_missing_library_is_named_with_its_cure(
     monkeypatch.delitem(sys.modules, "pyarrow.parquet", raising=False)
     monkeypatch.chdir(tmp_path)
     Path("a.parquet").write_bytes(b"")
+    Path("a.jsonl.zst").write_bytes(b"")
     with pytest.raises(ValueError, match=rf"needs {module}; install it with: pip install 'hypermlp\[hf\]'"):
         find_source(source)
 
@@ -153,7 +189,7 @@ def test_mistakes_are_named_with_file_and_line(tmp_path: Path) -> None:
     fails("a.jsonl", good + b"[1]\n", "line 2, has no text in a field 'text'; its fields are: none")
     fails("a.txt", b"one\ntwo\n\xff\n" + b"more\n" * 90, r"a\.txt, line 3, is not UTF-8")
     fails("a.parquet", b"no parquet here", r"a\.parquet is not a parquet file")
-    fails("a.csv", b"a,b", r"must end in \.txt, \.jsonl, \.parquet")
+    fails("a.csv", b"a,b", r"must end in \.txt, \.jsonl, \.jsonl\.zst, \.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"body": ["p"], "n": [1]}), tmp_path / "b.parquet")
     with pytest.raises(ValueError, match=r"b\.parquet has no column 'text'; its columns are: body, n"):
         texts(find_source(tmp_path / "b.parquet"))

@@ -170,7 +170,7 @@ def test_mistakes_are_told_before_anything_runs(net: LanguageModel) -> None:
     with pytest.raises(ValueError, match=r"leaderboard_ifeval writes up to 1280 tokens, and length \(48\) must be more; give"):
         harness.evaluate(model, tokenizer, ["open-llm"])
     with pytest.raises(ValueError, match="cannot read on past its own length"):
-        harness.check_length(SUITES["open-llm"], 1024, "gpt2")
+        harness.check_length(SUITES["open-llm"], 1024, learned_positions=True)
     with pytest.raises(ValueError, match=r"unknown tasks \['no such'\]; known are the suites open-llm, general"):
         harness.check_names(["arc_easy", "no such"], {"arc_easy"})
 

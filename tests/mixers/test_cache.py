@@ -20,11 +20,16 @@ from hypermlp.mixers.labels import TABLE1, Label
 
 L, WIDTH = 12, 16
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
-each_mixer = pytest.mark.parametrize("name", sorted(MIXERS))
+REGISTERS = "hyperglu+registers=3"
+each_mixer = pytest.mark.parametrize("name", [*sorted(MIXERS), REGISTERS])
 # Labels in the place layout have no cache: their parameters shift whenever the input grows.
-WITH_CACHE = [*sorted(DISTINCT), *(label for label in TABLE1 if Label.parse(label).lag or not re.search("[12]", label))]
+WITH_CACHE = [
+    *sorted(DISTINCT),
+    REGISTERS,
+    *(label for label in TABLE1 if Label.parse(label).lag or not re.search("[12]", label)),
+]
 ONE_WAY = sorted(name for name in MIXERS if build_mixer(name, WIDTH, L).new_cache(1).one_way)
-each_mixer_that_goes_back = pytest.mark.parametrize("name", sorted(set(MIXERS) - set(ONE_WAY)))
+each_mixer_that_goes_back = pytest.mark.parametrize("name", [*sorted(set(MIXERS) - set(ONE_WAY)), REGISTERS])
 each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
 VARIANTS: dict[str, dict[str, object]] = {

@@ -14,7 +14,8 @@ from hypermlp.mixers import MIXERS, build_mixer
 from hypermlp.mixers.labels import TABLE1
 
 WIDTH, T = 16, 13
-each_mixer = pytest.mark.parametrize("name", [*sorted(MIXERS), *TABLE1])
+REGISTERS = ("hyperglu+registers=3", "R-pcg-q-12o+registers=2")
+each_mixer = pytest.mark.parametrize("name", [*sorted(MIXERS), *TABLE1, *REGISTERS])
 
 
 def build(name: str) -> nn.Module:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from helpers import assert_same, make_layer, randn, run_layer
-from hypermlp import HyperGLU, ops
+from hypermlp import Cache, HyperGLU, Mixer, ops
+from hypermlp.cache import CacheSpec
+from hypermlp.mixers import SoftmaxAttention
 from hypermlp.mixers.base import Tokens, gather_tokens
 from hypermlp.mixers.hyper import Projected, SequenceMixing
 from hypermlp.mixers.parts import CausalConv
@@ -80,6 +82,27 @@ def with_replacement(parent: nn.Module, name: str, module: nn.Module) -> None:
 CHANGES = [with_hook, with_pre_hook, with_patch, with_subclass, with_replacement]
 
 
+class Quantised(nn.Module):
+    """A linear layer with whole numbers from -3 to 3 for weights, coarse enough to be seen in what is computed."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        self.scale, self.bias = float(weight.abs().max() / 3), linear.bias
+        self.weight = nn.Parameter((weight / self.scale).round().to(torch.int8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.float() * self.scale, self.bias)
+
+
+def with_codes(parent: nn.Module, name: str, module: nn.Module) -> None:
+    setattr(parent, name, Quantised(module))
+
+
+LINEARS = [name for name in MODULES if not name.startswith("conv") and name not in ("op1", "op2")]
+ALL_CHANGES = [*((change, name) for change in CHANGES for name in MODULES), *((with_codes, name) for name in LINEARS)]
+
+
 def changed(change: Callable[[nn.Module, str, nn.Module], None], name: str) -> HyperGLU:
     layer = usual().eval()
     parent, _, leaf = name.rpartition(".")
@@ -128,8 +151,7 @@ def test_a_hook_is_named_and_the_log_tells_the_route(caplog: pytest.LogCaptureFi
     assert "op1.control" in caplog.text
 
 
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change, name", ALL_CHANGES, ids=lambda value: getattr(value, "__name__", value))
 def test_a_changed_module_changes_every_route_alike(change: Callable[..., None], name: str) -> None:
     layer, unchanged = changed(change, name), usual().eval()
     for shape in SHAPES.values():
@@ -188,6 +210,28 @@ def test_a_quantised_layer_steps_as_it_runs() -> None:
         full = quantised(x)
     assert_same(in_steps(quantised, x, *[1] * 9), full, 0.1)  # activations are rounded for each call anew
     assert_same(full, layer(x), 0.1)
+    rival = SoftmaxAttention(64)  # with no other parameters than those that become codes
+    quantised = torch.ao.quantization.quantize_dynamic(rival, {nn.Linear})
+    with torch.no_grad():
+        assert_same(in_steps(quantised, x, *[1] * 9), rival(x), 0.1)
+
+
+def test_a_mixer_without_parameters() -> None:
+    class Sum(Mixer):
+        width = 8
+
+        def cache_spec(self) -> CacheSpec:
+            return CacheSpec(states={"sum": (8,)})
+
+        def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
+            y = tokens.x.cumsum(1) if cache is None else tokens.x.cumsum(1) + cache.states["sum"][:, None]
+            if cache is not None:
+                cache.advance({"sum": y[:, -1]}, tokens.x, tokens.counts())
+            return y
+
+    x = torch.randn(2, 5, 8)
+    assert_same(in_steps(Sum(), x, 2, 1, 2), Sum()(x), 1e-6)
+    assert Sum()(x.double()).dtype == torch.float64
 
 
 def test_with_and_without_gradients_the_bits_are_the_same() -> None:
@@ -277,20 +321,8 @@ def test_what_is_no_cache_is_refused(cache: object) -> None:
 
 
 def test_the_caches_type_is_that_of_numbers_and_not_of_codes() -> None:
-    class Int8(nn.Module):
-        """A weight-only quantised linear layer."""
-
-        def __init__(self, linear: nn.Linear) -> None:
-            super().__init__()
-            weight = linear.weight.detach()
-            self.scale = float(weight.abs().max() / 127)
-            self.weight = nn.Parameter((weight / self.scale).round().to(torch.int8), requires_grad=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ (self.weight.float() * self.scale).T
-
     layer, x = usual().eval(), randn(1, 6, 64, dtype=torch.float32)
-    layer.q = Int8(layer.q)
+    layer.q = Quantised(layer.q)
     assert next(layer.parameters()).dtype == torch.int8
     assert layer.new_cache(1).slots["k"].dtype == torch.float32
     assert_same(in_steps(layer, x, 2, 1, 1, 1, 1), layer(x).detach(), 1e-5)

@@ -51,7 +51,7 @@ template <class A> int call(int (*entry)(const A *), const void *p) { return ent
 static int run(const std::string &name, const void *p) {
 #define HM_CALL(entry) if (name == #entry) return call(entry, p);
     HM_CALL(hm_forward) HM_CALL(hm_backward) HM_CALL(hm_conv_forward) HM_CALL(hm_conv_backward) HM_CALL(hm_gate_forward)
-    HM_CALL(hm_gate_backward) HM_CALL(hm_gates_forward) HM_CALL(hm_gates_backward) HM_CALL(hm_project_forward)
+    HM_CALL(hm_gate_backward) HM_CALL(hm_project_forward)
     HM_CALL(hm_project_backward) HM_CALL(hm_layer_forward) HM_CALL(hm_layer_backward) HM_CALL(hm_ungate)
     HM_CALL(hm_step) HM_CALL(hm_scan_forward) HM_CALL(hm_scan_backward)
     return name == "hm_panel" ? hm_panel() : -1;

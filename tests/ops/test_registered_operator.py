@@ -37,8 +37,6 @@ def test_opcheck_native(case: dict) -> None:
 
 
 @pytest.mark.parametrize("use", ["", "native"])
-def test_opcheck_companions(use: str) -> None:
+def test_opcheck_convolutions(use: str) -> None:
     x, wk, wv = (randn(*s, dtype=torch.float32).requires_grad_() for s in ((2, 9, 5), (5, 4), (5, 4)))
     torch.library.opcheck(torch.ops.hypermlp.convs.default, (x, wk, wv, None, None, use))
-    if use:
-        torch.library.opcheck(torch.ops.hypermlp.gate.default, (x, x.detach().clone().requires_grad_(), use))

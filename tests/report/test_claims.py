@@ -10,17 +10,24 @@ import pytest
 from made_up import language, mad, write
 
 from hypermlp.paper import tables as paper
-from hypermlp.report.claims import CONTRADICTED, INCONCLUSIVE, LEVEL, NOT_BEHIND, SUPPORTED, Outcome, judge, judge_claims
-from hypermlp.report.estimates import Estimate, bootstrap, interval, resamples, seeds_text
-from hypermlp.report.folders import read_studies
-from hypermlp.report.predictions import predictions
-from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study
 from hypermlp.studies.protocol import Terms
+from hypermlp.verdicts.claims import (
+    CONTRADICTED,
+    LEVEL,
+    SUPPORTED,
+    UNDECIDED,
+    judge,
+    judge_claims,
+)
+from hypermlp.verdicts.estimates import Estimate, bootstrap, interval, resamples, seeds_text
+from hypermlp.verdicts.folders import read_studies
+from hypermlp.verdicts.predictions import predictions
+from hypermlp.verdicts.results import AVERAGE, CEILING, FLOOR, LOSS, Results
 
 Change = Callable[[str, str], float]  # what is added to the paper's number, by label and measure
 
 
-def make_study(folder: Path, seeds: int = 3, change: Change = lambda label, measure: 0, noise: float = 0.0) -> Study:
+def make_study(folder: Path, seeds: int = 3, change: Change = lambda label, measure: 0, noise: float = 0.0) -> Results:
     """The paper's Table 1 as if it had been measured, with changes; noise: of odd seeds, in points."""
     mads, languages = [], []
     for label, row in paper.TABLE1.items():
@@ -35,7 +42,7 @@ def make_study(folder: Path, seeds: int = 3, change: Change = lambda label, meas
     return study
 
 
-def verdicts(study: Study) -> list[str]:
+def verdicts(study: Results) -> list[str]:
     return [item.verdict for item in judge_claims(study)]
 
 
@@ -101,8 +108,8 @@ def test_a_gain_within_the_noise_is_inconclusive(tmp_path: Path, noise: float) -
     two = judge_claims(study)[1].evidence[0]
     assert two.gain is not None
     assert two.gain.mean > 0 > two.gain.low
-    assert two.status == INCONCLUSIVE
-    assert {item.task: item.verdict for item in predictions(study)}["compression"] == INCONCLUSIVE
+    assert two.status == UNDECIDED
+    assert {item.task: item.verdict for item in predictions(study)}["compression"] == UNDECIDED
 
 
 def test_noise_on_one_side_of_zero_does_not_excuse(tmp_path: Path) -> None:
@@ -112,21 +119,21 @@ def test_noise_on_one_side_of_zero_does_not_excuse(tmp_path: Path) -> None:
 
 def test_one_seed_is_not_enough(tmp_path: Path) -> None:
     study = make_study(tmp_path, seeds=1)
-    assert verdicts(study) == [INCONCLUSIVE] * 7
-    assert [item.verdict for item in predictions(study)] == [INCONCLUSIVE] * 6
+    assert verdicts(study) == [UNDECIDED] * 7
+    assert [item.verdict for item in predictions(study)] == [UNDECIDED] * 6
 
 
 def test_labels_that_were_not_run(tmp_path: Path) -> None:
     records = [mad(label, task, 50, seed) for label in ("S-pc", "R-pc") for task in paper.TASKS for seed in range(2)]
     (study,) = read_studies(write(tmp_path, records))
-    assert verdicts(study) == [SUPPORTED, *[INCONCLUSIVE] * 6]
-    assert [item.verdict for item in predictions(study)] == [INCONCLUSIVE] * 6
+    assert verdicts(study) == [SUPPORTED, *[UNDECIDED] * 6]
+    assert [item.verdict for item in predictions(study)] == [UNDECIDED] * 6
 
 
 def test_language_runs_alone_are_enough_for_most(tmp_path: Path) -> None:
     records = [language(label, row.loss, seed) for label, row in paper.TABLE1.items() for seed in range(2)]
     (study,) = read_studies(write(tmp_path, records))
-    expected = [SUPPORTED] * 3 + [LEVEL, INCONCLUSIVE, LEVEL, SUPPORTED]  # the fifth is about a MAD task
+    expected = [SUPPORTED] * 3 + [LEVEL, UNDECIDED, LEVEL, SUPPORTED]  # the fifth is about a MAD task
     assert verdicts(study) == expected
 
 
@@ -150,18 +157,18 @@ def test_high_must_be_above_low(tmp_path: Path) -> None:
     assert found["in-context-recall"] == CONTRADICTED
 
 
-def small_study(folder: Path, values: dict[str, dict[str, float]], seeds: int = 2) -> Study:
+def small_study(folder: Path, values: dict[str, dict[str, float]], seeds: int = 2) -> Results:
     """Label → task → percent, the same for every seed."""
     records = [mad(label, task, y, seed) for label, row in values.items() for task, y in row.items() for seed in range(seeds)]
     (study,) = read_studies(write(folder, records))
     return study
 
 
-def claim(study: Study, title: str) -> Outcome:
+def claim(study: Results, title: str) -> Outcome:
     return next(found for found in judge_claims(study) if title in found.claim.title)
 
 
-@pytest.mark.parametrize("seeds, verdict", [(1, INCONCLUSIVE), (2, CONTRADICTED)])
+@pytest.mark.parametrize("seeds, verdict", [(1, UNDECIDED), (2, CONTRADICTED)])
 def test_a_claim_is_judged_on_every_task_of_the_run(tmp_path: Path, seeds: int, verdict: str) -> None:
     """HyperGLU gains on the task where it does in the paper, and loses more on the other."""
     ours, softmax = ({"selective-copying": a, "noisy-recall": b} for a, b in ((34.0, 94.0), (31.4, 100.0)))
@@ -207,17 +214,17 @@ BOOTSTRAP = Terms(points=2.0, interval="bootstrap", seeds=5)
         ((-3.0, -4.0, -5.0, -6.0, -7.0), CONTRADICTED, CONTRADICTED),
         ((0.5, -0.5, 1.0, -1.0, 0.0), LEVEL, SUPPORTED),
         ((1.0, 1.1, 1.2, 1.3, 1.4), LEVEL, SUPPORTED),  # a gain, and too small
-        ((9.0, 1.0, -1.0, 8.0, 0.0), INCONCLUSIVE, INCONCLUSIVE),
-        ((9.0, 9.0, 9.0, 9.0), INCONCLUSIVE, INCONCLUSIVE),  # one seed is missing
+        ((9.0, 1.0, -1.0, 8.0, 0.0), UNDECIDED, UNDECIDED),
+        ((9.0, 9.0, 9.0, 9.0), UNDECIDED, UNDECIDED),  # one seed is missing
     ],
 )
 def test_registered_verdicts_by_the_bootstrap(values: tuple[float, ...], more: str, level: str) -> None:
     gain = Estimate(values)
     assert judge(gain, "compression", "more", BOOTSTRAP) == more
     assert judge(gain, "compression", "level", BOOTSTRAP) == level
-    assert judge(gain, "compression", "more", BOOTSTRAP, CEILING) == (CEILING if len(values) == 5 else INCONCLUSIVE)
+    assert judge(gain, "compression", "more", BOOTSTRAP, CEILING) == (CEILING if len(values) == 5 else UNDECIDED)
     far = judge(gain, "compression", "far more", replace(BOOTSTRAP, wide=1.0))
-    assert far == (SUPPORTED if more == SUPPORTED else INCONCLUSIVE if more == INCONCLUSIVE else CONTRADICTED)
+    assert far == (SUPPORTED if more == SUPPORTED else UNDECIDED if more == UNDECIDED else CONTRADICTED)
 
 
 def test_the_bootstrap_counts_every_resample() -> None:
@@ -246,5 +253,5 @@ def test_a_run_without_a_score_is_not_taken_for_a_failure(tmp_path: Path) -> Non
             write(tmp_path / f"{mixer[:-1]}{seed}", records)
     (study,) = read_studies(tmp_path)
     finding = claim(study, "lag layout")
-    assert finding.verdict == INCONCLUSIVE
+    assert finding.verdict == UNDECIDED
     assert finding.judged == []

@@ -6,13 +6,13 @@ import pytest
 from made_up import language, mad, write
 
 from hypermlp.report.evidence import RIVALS, evidence_markdown, longer_markdown, picture
-from hypermlp.report.folders import read_studies
-from hypermlp.report.study import Study
 from hypermlp.report.table1 import table1_markdown
+from hypermlp.verdicts.folders import read_studies
+from hypermlp.verdicts.results import Results
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Study:
+def study(tmp_path: Path) -> Results:
     """Five seeds: ahead of softmax attention on copying, behind on language; Gated DeltaNet has no language runs."""
     copying, losses = [], []
     for seed in range(5):
@@ -25,7 +25,7 @@ def study(tmp_path: Path) -> Study:
     return found
 
 
-def test_the_table_says_where_it_is_ahead_level_and_behind(study: Study) -> None:
+def test_the_table_says_where_it_is_ahead_level_and_behind(study: Results) -> None:
     assert evidence_markdown(study).splitlines() == [
         "|  | HyperGLU | S-pc | HyperGLU is | Gated DeltaNet | HyperGLU is |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -34,14 +34,14 @@ def test_the_table_says_where_it_is_ahead_level_and_behind(study: Study) -> None
     ]
 
 
-def read_longer(folder: Path, scores: dict[str, float]) -> Study:
+def read_longer(folder: Path, scores: dict[str, float]) -> Results:
     """Copying once more, with 6,000 steps."""
     records = [mad(mixer, "selective-copying", score, seed) for mixer, score in scores.items() for seed in range(5)]
     write(folder / "longer", records, {"steps": {"selective-copying": 6000}})
     return next(found for found in read_studies(folder) if found.folders == ("longer",))
 
 
-def test_a_task_that_was_trained_longer_stands_behind_the_first_study_of_it(study: Study, tmp_path: Path) -> None:
+def test_a_task_that_was_trained_longer_stands_behind_the_first_study_of_it(study: Results, tmp_path: Path) -> None:
     longer = read_longer(tmp_path, {"G-cg-q-12o": 90, "S-pc": 90})
     rows = evidence_markdown(study, longer).splitlines()
     assert rows[-1] == "| Selective copying, 6,000 steps, % | 90.0 | 90.0 | level, 0.0 ± 0.0 | – | – |"
@@ -49,7 +49,7 @@ def test_a_task_that_was_trained_longer_stands_behind_the_first_study_of_it(stud
     assert "MAD average" not in table1_markdown(longer)
 
 
-def test_longer_runs_are_judged_alone_and_in_the_place_of_the_shorter(study: Study, tmp_path: Path) -> None:
+def test_longer_runs_are_judged_alone_and_in_the_place_of_the_shorter(study: Results, tmp_path: Path) -> None:
     longer = read_longer(tmp_path, {"G-cg-q-12o": 90, "S-pc": 95})
     claim = "HyperGLU is ahead of softmax attention"
     (line,) = [line for line in longer_markdown(study, longer).splitlines() if line.startswith(f"| {claim} |")]
@@ -58,7 +58,7 @@ def test_longer_runs_are_judged_alone_and_in_the_place_of_the_shorter(study: Stu
     )
 
 
-def test_the_picture_has_every_gain(study: Study) -> None:
+def test_the_picture_has_every_gain(study: Results) -> None:
     losses, copying = picture(study).axes
     assert [label.get_text() for label in losses.get_yticklabels()][:2] == ["S-pc", "Gated DeltaNet"]
     assert len(losses.get_yticks()) == len(RIVALS)

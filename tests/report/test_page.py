@@ -11,11 +11,11 @@ from made_up import language, mad, write
 
 from hypermlp.paper import tables as paper
 from hypermlp.report.charts import nice_ticks, number
-from hypermlp.report.claims import judge_claims
-from hypermlp.report.folders import read_studies
 from hypermlp.report.page import Section, write_report
 from hypermlp.studies.folder import Folder
 from hypermlp.studies.mad import task_study, train
+from hypermlp.verdicts.claims import judge_claims
+from hypermlp.verdicts.folders import read_studies
 
 VOID = {"meta", "line", "path", "polygon", "polyline", "circle"}  # without content, in HTML or as written in the SVG
 

@@ -13,10 +13,10 @@ from made_up import language, mad, write
 from hypermlp.mixers import build_mixer
 from hypermlp.mixers.labels import SAME, build, count_by_component
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters
-from hypermlp.report.estimates import estimate, student_t
-from hypermlp.report.folders import read_studies
-from hypermlp.report.study import AVERAGE, LOSS, evaluations_until, final_loss, mean_curve
 from hypermlp.report.table1 import rate_losses
+from hypermlp.verdicts.estimates import estimate, student_t
+from hypermlp.verdicts.folders import read_studies
+from hypermlp.verdicts.results import AVERAGE, LOSS, evaluations_until, final_loss, mean_curve
 
 
 @pytest.mark.parametrize("freedom, t", [(1, 12.7062), (2, 4.3027), (3, 3.1824), (5, 2.5706), (10, 2.2281), (30, 2.0423)])
@@ -148,7 +148,7 @@ def test_damaged_lines_are_counted_and_left_out(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_runs_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no finished runs in .* hypermlp study run mad"):
+    with pytest.raises(ValueError, match=r"no finished runs in .* hypermlp demo"):
         read_studies(tmp_path)
     write(tmp_path, [])
     with pytest.raises(ValueError, match="no finished runs"):

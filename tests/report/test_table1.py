@@ -9,14 +9,14 @@ import pytest
 from made_up import language, mad, write
 
 from hypermlp.paper import tables as paper
-from hypermlp.report.estimates import signed
-from hypermlp.report.folders import read_studies
-from hypermlp.report.study import AVERAGE, LOSS, Study
 from hypermlp.report.table1 import Row, columns, grid, legend, show_table1, table1_markdown, thresholds
 from hypermlp.report.terminal import new_console
+from hypermlp.verdicts.estimates import signed
+from hypermlp.verdicts.folders import read_studies
+from hypermlp.verdicts.results import AVERAGE, LOSS, Results
 
 
-def study_of(folder: Path, *halves: list[dict[str, object]]) -> Study:
+def study_of(folder: Path, *halves: list[dict[str, object]]) -> Results:
     for i, records in enumerate(halves):
         write(folder / str(i), records)
     (study,) = read_studies(folder)

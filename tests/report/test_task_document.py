@@ -9,10 +9,10 @@ from made_up import mad, write
 from typer.testing import CliRunner
 
 from hypermlp.cli import app
-from hypermlp.report.folders import read_studies
 from hypermlp.report.markdown import fill
 from hypermlp.report.page import build_page
 from hypermlp.report.task_document import document_blocks, picture
+from hypermlp.verdicts.folders import read_studies
 
 
 def run(mixer: str, task: str, scores: dict[str, float], trivial: float, seed: int, **fields: Any) -> dict[str, Any]:

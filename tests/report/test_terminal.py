@@ -18,10 +18,10 @@ from hypermlp.mixers import MIXERS
 from hypermlp.paper.tables import TABLE1
 from hypermlp.report.bench_tables import decode_table, layer_tables, profile_table
 from hypermlp.report.budget import show_budget, show_mixers
-from hypermlp.report.folders import read_studies
 from hypermlp.report.progress import accuracies
 from hypermlp.report.table1 import show_table1
 from hypermlp.report.terminal import Column, new_console, say, show_table, status
+from hypermlp.verdicts.folders import read_studies
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = "a/[/run] [bold]x[/bold] :smile: [red"

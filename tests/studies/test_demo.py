@@ -13,14 +13,14 @@ from hypermlp.analysis.capture import capture
 from hypermlp.cli.watch import run_plan
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.models.budget import TOLERANCE
-from hypermlp.report.claims import judge_claims
-from hypermlp.report.folders import read_studies
 from hypermlp.report.terminal import new_console
 from hypermlp.studies import demo
 from hypermlp.studies.catalogue import Plan
 from hypermlp.studies.demo import MIXERS, TASKS, DemoStudy, demo_study, lag_kernels
 from hypermlp.studies.executors import LocalPool
 from hypermlp.tasks import TASKS as TASK_REGISTRY
+from hypermlp.verdicts.claims import judge_claims
+from hypermlp.verdicts.folders import read_studies
 
 TINY = dataclasses.replace(
     demo_study(quick=True),

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from hypermlp.mixers import build_mixer
-from hypermlp.report.folders import read_studies
 from hypermlp.report.page import write_report
 from hypermlp.report.progress import outcome as told
 from hypermlp.studies import engine
@@ -23,6 +22,7 @@ from hypermlp.studies.language import LanguageStudy
 from hypermlp.studies.mad import TaskStudy
 from hypermlp.studies.search import FIRST_SEED, Outcome, Search, read_search, settle
 from hypermlp.studies.worker import RunContext, checkpoint_key
+from hypermlp.verdicts.folders import read_studies
 
 HALVING = Search(rates=(1.0, 2.0, 4.0, 8.0), rungs=(0.25, 0.5, 1.0), keep=0.5, widen=2, level=0.01)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from hypermlp.mixers import build_mixer
-from hypermlp.report.folders import read_studies
 from hypermlp.report.page import build_page
 from hypermlp.studies import tasks
 from hypermlp.studies.executors import LocalPool
 from hypermlp.studies.folder import Folder
 from hypermlp.studies.tasks import ScaledStudy, find_tasks, scaled_studies, state_bytes
 from hypermlp.tasks import TASKS
+from hypermlp.verdicts.folders import read_studies
 
 OWN = """
 from dataclasses import dataclass

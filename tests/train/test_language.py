@@ -110,7 +110,7 @@ def test_decay_pulls_towards_zero() -> None:
     assert pulled["norm.weight"].norm() > 0.99 * free["norm.weight"].norm()
 
 
-def test_a_loss_that_is_not_finite_stops_before_it_spoils_the_model() -> None:
+def test_a_loss_that_is_not_finite_stops_before_it_spoils_the_model_or_the_next_update() -> None:
     training = new_training(model(), TRAIN)
     with torch.no_grad():
         training.model.norm.weight.fill_(math.inf)
@@ -118,6 +118,9 @@ def test_a_loss_that_is_not_finite_stops_before_it_spoils_the_model() -> None:
     with pytest.raises(RuntimeError, match="step 1 is not finite; start again"):
         training.update(share(0, TRAIN, World()))
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(training.model).items())
+    with torch.no_grad():  # its cause gone, the failed update leaves nothing to the next one
+        training.model.norm.weight.fill_(1)
+    assert math.isfinite(training.update(share(0, TRAIN, World())).loss)
 
 
 def test_random_numbers_are_a_function_of_the_step() -> None:

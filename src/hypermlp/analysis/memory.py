@@ -77,10 +77,16 @@ def can_trace(layer: nn.Module) -> bool:
     return isinstance(layer, tuple(ATTENTIONS))
 
 
+def refuse_registers(layer: HyperGLU) -> None:
+    if layer.config.registers:
+        raise ValueError("registers are no tokens: what this shows of a layer is defined without them")
+
+
 class HyperTrace(Trace):
     """HyperGLU and HyperMLP."""
 
     def __init__(self, layer: HyperGLU, tokens: Tokens, cache: Cache | None) -> None:
+        refuse_registers(layer)
         made = layer.project(tokens, None if cache is None else cache.history(), "dense")
         slots, spans = {"k": made.k, "v": made.v}, tokens.spans
         if cache is not None:

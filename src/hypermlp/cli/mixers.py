@@ -18,7 +18,8 @@ def mixers(
     label: Annotated[
         str | None,
         typer.Argument(
-            help="A label of Table 1, such as G-cg-q-12o: explain it letter by letter.", autocompletion=complete(mixer_names)
+            help="A label of Table 1 (G-cg-q-12o), explained letter by letter; or 340m-15b, 1.3b-100b: models of Table 2.",
+            autocompletion=complete(mixer_names),
         ),
     ] = None,
     budget: Annotated[
@@ -29,10 +30,12 @@ def mixers(
     length: Annotated[int, typer.Option(min=1, help="Longest context.")] = 1024,
 ) -> None:
     """Every mixer by its name: where it comes from, its parameters, the bytes that decoding keeps; or one label explained."""
-    from hypermlp.report.budget import show_budget, show_explanation, show_mixers
+    from hypermlp.report.budget import SIZES, show_budget, show_explanation, show_mixers, show_models
 
     console = open_console()
-    if budget:
+    if label in SIZES:
+        show_models(console, label)
+    elif budget:
         show_budget(console, width, length, None if label is None else [label])
     elif label is not None:
         show_explanation(console, label, width, length)

@@ -151,7 +151,7 @@ def study_check(
     """Read a protocol as run does, and say what it would run. A mistake is told with its file and section."""
     from hypermlp.report.tasks import show_plan
     from hypermlp.studies.catalogue import plan_study
-    from hypermlp.studies.protocol import commit_of
+    from hypermlp.verdicts.registration import commit_of
 
     console, plan = open_console(), plan_study(name)
     for part in plan.studies.values():
@@ -175,24 +175,25 @@ def study_report(
     """One page from finished runs: tables beside the paper's, curves, claims with verdicts, budgets, provenance."""
     from hypermlp.cli.watch import show_verdicts
     from hypermlp.files import refuse_foreign
-    from hypermlp.report.folders import read_studies
     from hypermlp.report.page import write_report
     from hypermlp.report.table1 import show_table1
     from hypermlp.report.table5 import write_page
     from hypermlp.report.tasks import task_table
+    from hypermlp.verdicts.judged import judge_folder
 
     console = open_console()
     refuse_foreign(out or folder / "report.html", force=force)
     if page := write_page(folder, out, force=force):
         say(console, f"Report: {page}")
         return
-    for found in read_studies(folder):
+    studies = judge_folder(folder)
+    for found in (judged.results for judged in studies):
         if "tasks" in found.plans:
             console.print(task_table(found.mad, found.mixers, found.all_settings, console.width))
         else:
             show_table1(console, found)
-    show_verdicts(console, folder)
-    say(console, f"Report: {write_report(folder, out)}")
+    show_verdicts(console, studies)
+    say(console, f"Report: {write_report(folder, out, studies)}")
 
 
 def run_named(

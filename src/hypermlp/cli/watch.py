@@ -13,13 +13,11 @@ from rich.live import Live
 
 from hypermlp.files import Record
 from hypermlp.ops import dispatch
-from hypermlp.report.claims import judge_claims
-from hypermlp.report.folders import read_studies
 from hypermlp.report.page import write_report
 from hypermlp.report.progress import Scores, Screen, accuracies, describe, losses
 from hypermlp.report.tasks import task_table
 from hypermlp.report.terminal import say
-from hypermlp.studies import protocol as registered
+from hypermlp.report.words import sentence
 from hypermlp.studies.catalogue import Plan
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import read_lines
@@ -27,6 +25,8 @@ from hypermlp.studies.mad import TaskStudy
 from hypermlp.studies.search import PHASE
 from hypermlp.studies.study import Study
 from hypermlp.studies.tasks import ScaledStudy
+from hypermlp.verdicts.judged import Judged, judge_folder
+from hypermlp.verdicts.registration import MARK, deviations, enter
 
 
 def run_study(
@@ -99,12 +99,12 @@ def enter_protocol(console: Console, plan: Plan, folder: Path) -> dict[str, Any]
     """Note a registered study's protocol in its folder, and say where it deviates; what its records are to say besides."""
     if plan.protocol is None or plan.file is None:
         return {}
-    versions = registered.enter(folder, plan.file, plan.protocol)
+    versions = enter(folder, plan.file, plan.protocol)
     if versions[0].commit is None:
         say(console, f"{plan.file.name} is not committed as it is, so these runs will not count as registered.", "red")
-    for changed, lines in registered.deviations(versions):
+    for changed, lines in deviations(versions):
         say(console, f"Changed on {changed.date}, after {changed.records} runs: {'; '.join(lines)}", "red")
-    return {registered.MARK: plan.protocol.digest}
+    return {MARK: plan.protocol.digest}
 
 
 def begin_quick(console: Console, plan: Plan) -> None:
@@ -128,18 +128,19 @@ def show_budgets(console: Console, records: Sequence[Record]) -> None:
         say(console, f"Not at the common number of parameters: {', '.join(mixers)}: {note}", "yellow")
 
 
-def leave_page(console: Console, folder: Path) -> None:
-    """Say which claims the runs of a folder decide, and write its page."""
-    show_verdicts(console, folder)
-    say(console, f"Report: {write_report(folder)}")
-
-
-def show_verdicts(console: Console, folder: Path) -> None:
-    """The claims that the runs of a folder can judge, as its page has them."""
-    for study in read_studies(folder):
-        for found in judge_claims(study):
+def show_verdicts(console: Console, studies: Sequence[Judged]) -> None:
+    """The claims that these studies can judge, as their page has them."""
+    for study in studies:
+        for found in study.claims:
             if found.judged:
-                say(console, f"{found.sentence}\n")
+                say(console, f"{sentence(found)}\n")
+
+
+def leave_page(console: Console, folder: Path) -> None:
+    """Read what a folder holds and judge it, once: say the verdicts, write the page."""
+    studies = judge_folder(folder)
+    show_verdicts(console, studies)
+    say(console, f"Report: {write_report(folder, studies=studies)}")
 
 
 def leave(records: Sequence[Record]) -> None:

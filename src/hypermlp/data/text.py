@@ -5,6 +5,7 @@ A source is a list of parts that can be read on their own, document by document,
     stdlib            the source of the running interpreter's standard library, a document per file; needs no file of yours
     x.txt             a document per file (over 16 MB: cut at line ends)
     x.jsonl           a document per line, in its field `text`
+    x.jsonl.zst       the same, compressed (as OpenWebText2 comes), read as it is; needs pyarrow
     x.parquet         a document per row, in its column `text`
     folder            all of the above in it, in the order of their paths
     debian:NAME       prose of a Debian package: its name, a .deb file, or a folder where it was unpacked (debian.py)
@@ -20,6 +21,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import io
 import json
 import math
 import os
@@ -27,6 +29,7 @@ import platform
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,7 +110,7 @@ def find_source(source: str | Path = "stdlib", *, field: str = "text", validatio
     if root.is_dir():
         found = sorted(p for p in root.rglob("*") if p.is_file())
         names, others = (
-            [p.relative_to(root).as_posix() for p in found if (p.suffix in KINDS) is ours] for ours in (True, False)
+            [p.relative_to(root).as_posix() for p in found if (ending(p) in KINDS) is ours] for ours in (True, False)
         )
         if not names:
             raise ValueError(f"the folder {root} holds no file that ends in {', '.join(KINDS)}")
@@ -117,7 +120,7 @@ def find_source(source: str | Path = "stdlib", *, field: str = "text", validatio
             f"no corpus at {root}; give a file, a folder, 'stdlib', 'debian:NAME' for a Debian package, "
             "or 'hub:owner/name' for a dataset of the Hub"
         )
-    if root.suffix not in KINDS:
+    if ending(root) not in KINDS:
         raise ValueError(f"the corpus {root} must end in {', '.join(KINDS)}, or be a folder of such files")
     return files(root.name, root.parent, [root.name], field, validation)
 
@@ -143,7 +146,7 @@ def files(title: str, root: Path, names: list[str], field: str, validation: floa
     for name in names:
         path = root / name
         share = float(name in out) if len(whole) > 1 and name.endswith(WHOLE) else validation
-        parts += KINDS.get(path.suffix, library_file)(path, name, field, share)
+        parts += KINDS.get(ending(path), library_file)(path, name, field, share)
         version.update(json.dumps([name, path.stat().st_size, path.stat().st_mtime_ns]).encode())
     return Source(title, tuple(parts), version.hexdigest(), field, validation)
 
@@ -192,6 +195,13 @@ def json_lines_file(path: Path, name: str, field: str, validation: float) -> lis
     return [Part("json lines", str(path), name, start, stop, stop - start, field, validation) for start, stop in spans]
 
 
+def compressed_file(path: Path, name: str, field: str, validation: float) -> list[Part]:
+    """One part: what is compressed can only be read from its beginning."""
+    optional("pyarrow")
+    size = path.stat().st_size
+    return [Part("compressed json lines", str(path), name, 0, 1, size, field, validation)]
+
+
 def parquet_file(path: Path, name: str, field: str, validation: float) -> list[Part]:
     metadata = parquet(str(path)).metadata
     sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
@@ -202,9 +212,15 @@ def ranges(start: int, stop: int) -> list[tuple[int, int]]:
     return [(a, min(a + LONGEST, stop)) for a in range(start, stop, LONGEST)]
 
 
+def ending(path: Path) -> str:
+    """What names the kind of a file: its last suffix, or both of a compressed one."""
+    return "".join(path.suffixes[-2:]) if path.suffix == ".zst" else path.suffix
+
+
 KINDS: dict[str, Callable[[Path, str, str, float], list[Part]]] = {
     ".txt": text_file,
     ".jsonl": json_lines_file,
+    ".jsonl.zst": compressed_file,
     ".parquet": parquet_file,
 }
 
@@ -235,17 +251,38 @@ def read_text(part: Part) -> Iterator[str]:
 
 def read_json_lines(part: Part) -> Iterator[str]:
     for start, line in lines(part):
-        text = decode(line, part, start)
-        if not text.strip():
-            continue
-        try:
-            row = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{place(part, start)} is not JSON: {error.msg} at column {error.colno}") from error
-        if not isinstance(row, dict) or not isinstance(row.get(part.field), str):
-            found = ", ".join(f"{k} ({type(v).__name__})" for k, v in row.items()) if isinstance(row, dict) else "none"
-            raise ValueError(f"{place(part, start)} has no text in a field {part.field!r}; its fields are: {found}")
-        yield row[part.field]
+        yield from row_text(decode(line, part, start), part.field, partial(place, part, start))
+
+
+def read_compressed(part: Part) -> Iterator[str]:
+    """Line by line, so that memory holds no more than one document and what the decompressor needs."""
+    arrow, number = optional("pyarrow"), 0
+
+    def where() -> str:
+        return f"{part.name}, line {number},"
+
+    try:
+        with arrow.CompressedInputStream(part.path, "zstd") as stream, io.BufferedReader(stream, 2**20) as file:
+            for number, line in enumerate(file, 1):  # noqa: B007  (where() reads it)
+                yield from row_text(line.decode("utf-8"), part.field, where)
+    except OSError as error:
+        raise ValueError(f"{where()} cannot be decompressed ({error}): the file is damaged, or not zstandard's") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where()} is not UTF-8; convert the file first") from error
+
+
+def row_text(line: str, field: str, where: Callable[[], str]) -> Iterator[str]:
+    """The text of a line of JSON, or nothing of an empty one; `where` names the line for messages."""
+    if not line.strip():
+        return
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where()} is not JSON: {error.msg} at column {error.colno}") from error
+    if not isinstance(row, dict) or not isinstance(row.get(field), str):
+        found = ", ".join(f"{k} ({type(v).__name__})" for k, v in row.items()) if isinstance(row, dict) else "none"
+        raise ValueError(f"{where()} has no text in a field {field!r}; its fields are: {found}")
+    yield row[field]
 
 
 def read_parquet(part: Part) -> Iterator[str]:
@@ -275,6 +312,7 @@ READERS: dict[str, Callable[[Part], Iterator[str]]] = {
     "library": read_library,
     "text": read_text,
     "json lines": read_json_lines,
+    "compressed json lines": read_compressed,
     "parquet": read_parquet,
     "debian": read_debian,
     "hub": read_hub,

@@ -55,30 +55,38 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
-        """y (B T C) for tokens.x (B T C). With a cache, tokens join what it holds (append, advance), without gradients."""
+        """y (B T C) for tokens.x (B T C). With a cache, tokens join what it holds (append, advance), without gradients.
+
+        A mixer may take options of its own by name, which forward passes on.
+        """
 
     @abstractmethod
     def cache_spec(self) -> CacheSpec:
         """What new_cache allocates."""
 
     def forward(
-        self, x: Tensor, *, attention_mask: Tensor | None = None, cu_seqlens: Bounds = None, cache: Cache | None = None
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Bounds = None,
+        cache: Cache | None = None,
+        **options: Any,
     ) -> Tensor:
         """y (B T C) for x (B T C).
 
         Args:
-            x: the input (batch, time, width).
-            attention_mask: (batch, time), nonzero at real tokens and 0 at padding, which may lie anywhere and changes nothing.
+            x: the input (batch, time, width), in the type of the parameters or under torch.autocast.
+            attention_mask: (batch, time), nonzero at real tokens and 0 at padding, which may lie anywhere. Real tokens get
+                what they would get without the padding; y is zero at padding. Not an additive mask.
             cu_seqlens: borders of the documents packed into a batch of one row, [0, …, T]; each is computed as if alone.
-            cache: made by new_cache; x are then the tokens that follow those the cache has seen.
+            cache: made by new_cache. x are then the tokens that follow those the cache has seen; it is updated in place, and
+                keeps no gradients (see with_cache).
+            options: of the mixer's own `mix`; HyperGLU's are impl and chunk_T.
         """
         tokens = self.prepare(x, attention_mask, cu_seqlens, cache)
-        return self.run(partial(self.mix, tokens), tokens, cache)
-
-    def run(self, mix: Callable[[Cache | None], Tensor], tokens: Tokens, cache: Cache | None) -> Tensor:
-        """y (B T C) in the order of the caller's input; what fails in a layer that somebody changed says so."""
         try:
-            return tokens.restore(with_cache(self, mix, cache, tokens.x))
+            return tokens.restore(with_cache(self, partial(self.mix, tokens, **options), cache, tokens.x))
         except (RuntimeError, ValueError) as error:
             change = find_change(self, tokens.x)
             if change is None:

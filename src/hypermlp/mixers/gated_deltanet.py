@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hypermlp.checks import divisible
 from hypermlp.config import TAPS
 from hypermlp.mixers.base import Tokens
 from hypermlp.mixers.parts import (
@@ -34,15 +35,25 @@ class GatedDeltaNet(MatrixMixer):
 
     Args:
         width, n_head, negative: as in DeltaNet.
-        value_width: of all heads together; None: twice the keys' width, which is 3/4 of the layer's; 6 C² parameters.
+        value_width: of all heads together; None: twice the keys' width; 6 C² parameters.
+        key_width: of all heads together; None: 3/4 of the layer's.
     """
 
     taps = TAPS
 
-    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, negative: bool = False) -> None:
+    def __init__(
+        self,
+        width: int,
+        n_head: int = 2,
+        *,
+        value_width: int | None = None,
+        negative: bool = False,
+        key_width: int | None = None,
+    ) -> None:
         super().__init__()
         self.negative = negative
-        key_width = n_head * max(1, round(0.75 * width / n_head))
+        key_width = n_head * max(1, round(0.75 * width / n_head)) if key_width is None else key_width
+        divisible("key_width", key_width, n_head, f"n_head ({n_head})")
         value_width = 2 * key_width if value_width is None else value_width
         self.head_key_width, self.head_value_width = key_width // n_head, head_width(value_width, n_head)
         self.width, self.n_head, self.key_width, self.value_width = width, n_head, key_width, value_width

@@ -19,14 +19,20 @@ from hypermlp.mixers.recurrent import MixResult, Past, RecurrentMixer
 from hypermlp.ops.slots import slot_attention
 
 MOST_SLOTS = 64
-SLOWNESS = 8  # what the log of the decay is divided by
+SLOWNESS = 8
 
 
 class GSA(RecurrentMixer):
-    """min(64, K) slots; silu of q, k, v and of the readout, RMSNorm over all heads together. About 4 C² parameters."""
+    """min(64, K) slots; silu of q, k, v and of the readout, RMSNorm over all heads together. About 4 C² parameters.
 
-    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
+    Args:
+        width, n_head, value_width: as in DeltaNet.
+        slowness: what the log of the decay is divided by.
+    """
+
+    def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, slowness: float = SLOWNESS) -> None:
         super().__init__()
+        self.slowness = slowness
         divisible("width", width, n_head, f"n_head ({n_head})")
         self.width, self.n_head, self.head_key_width = width, n_head, width // n_head
         self.head_value_width = head_width(width if value_width is None else value_width, n_head)
@@ -45,7 +51,7 @@ class GSA(RecurrentMixer):
         x, borders = tokens.x, {"begins": tokens.begins, "padding": tokens.padding}
         q, k = (heads(F.silu(layer(x)), self.n_head, self.head_key_width) for layer in (self.q, self.k))
         v = heads(F.silu(self.v(x)), self.n_head, self.head_value_width)
-        g = heads(F.logsigmoid(self.f(x)) / SLOWNESS, self.n_head, self.slots)  # B T H M
+        g = heads(F.logsigmoid(self.f(x)) / self.slowness, self.n_head, self.slots)  # B T H M
         s = -torch.expm1(g)
         o, keys, values = slot_attention(q, k, v, s, g, past.get("K"), past.get("V"), **borders)
         return MixResult(self.o(self.norm(F.silu(o.flatten(2)))), {"K": keys, "V": values})

@@ -6,7 +6,6 @@ Letters: B batch, T time, C width, H heads, G routing heads (2H for GLU), K and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,9 +15,9 @@ from torch import Tensor, nn
 from hypermlp import ops
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.config import INIT_STD, HyperGLUConfig
-from hypermlp.mixers import fast, rotary
+from hypermlp.mixers import fast, registers, rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
-from hypermlp.mixers.base import Bounds, Mixer, Tokens
+from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.modules import known
 from hypermlp.mixers.parts import CausalConv, decay_bank, heads, whole
 from hypermlp.mixers.route import Route, choose_route
@@ -33,7 +32,7 @@ class SequenceMixing(nn.Module):
     def __init__(self, config: HyperGLUConfig, op: Literal["op1", "op2"], heads: int) -> None:
         super().__init__()
         options = {name.removeprefix(f"{op}_"): value for name, value in config.to_dict().items()}
-        sets, L, R = heads if options["per_head"] else 1, config.block_size, options["rank"]
+        sets, L, R = heads if options["per_head"] else 1, config.lags, options["rank"]
         self.heads, self.shortcut, self.init_std, self.init = heads, options["shortcut"], options["init_std"], config.init
         self.A, self.B = nn.Parameter(torch.empty(sets, L, R)), nn.Parameter(torch.empty(sets, L, R))
         self.diag = nn.Parameter(torch.empty(sets, L)) if options["use_diag"] else None
@@ -103,6 +102,7 @@ class HyperGLU(Mixer):
         self.conv_v = CausalConv(C, config.conv_kernel_size, config.init) if config.use_kv_conv else None
         self.gate_qk = nn.Linear(C, config.qk_rank) if config.use_qk_gate else None
         self.gate_vo = nn.Linear(C, config.vo_rank) if config.use_vo_gate else None
+        self.registers = nn.Parameter(torch.empty(config.registers, C)) if config.registers else None
         self.op1 = SequenceMixing(config, "op1", config.routing_heads) if config.use_op1 else None
         self.op2 = SequenceMixing(config, "op2", config.n_head) if config.use_op2 else None
         self.spec = ops.Spec(
@@ -110,7 +110,7 @@ class HyperGLU(Mixer):
             norm=config.attn_norm,
             aligner=config.aligner_kind,
             causal=config.do_masking,
-            block_size=config.block_size,
+            block_size=config.lags,
             eps=config.norm_eps,
         )
         self.reset_parameters()
@@ -121,6 +121,8 @@ class HyperGLU(Mixer):
 
         "paper" is appendix L, as released.
         """
+        if self.registers is not None:
+            self.registers.normal_(0, INIT_STD, generator=generator)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 module.weight.normal_(0, INIT_STD, generator=generator)
@@ -129,37 +131,18 @@ class HyperGLU(Mixer):
             elif isinstance(module, (CausalConv, SequenceMixing)):
                 module.reset_parameters(generator)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Bounds = None,
-        cache: Cache | None = None,
-        impl: str | None = None,
-        chunk_T: int | None = None,
-    ) -> Tensor:
-        """y (B T C) for x (B T C); row t depends on the last block_size tokens up to t.
+    def mix(self, tokens: Tokens, cache: Cache | None, impl: str | None = None, chunk_T: int | None = None) -> Tensor:
+        """y (B T C) for tokens.x (B T C), by the route that suits the call.
 
         Args:
-            x: the input (batch, time, n_embd), in the type of the parameters or under torch.autocast.
-            attention_mask: (batch, time), nonzero at real tokens and 0 at padding, which may lie anywhere. Real tokens get
-                what they would get without the padding; y is zero at padding. Not an additive mask.
-            cu_seqlens: borders of the documents packed into a batch of one row, [0, …, T]; each is computed as if alone.
-            cache: made by new_cache. x are then the tokens that follow those the cache has seen; it is updated in place, and
-                keeps no gradients (see with_cache in mixers/base.py).
+            tokens: the input, prepared.
+            cache: as in forward.
             impl: "auto", "dense", "chunked", "native" or "triton", instead of config.impl_default.
             chunk_T: rows of a strip for "chunked", instead of config.chunk_T.
 
         torch.func transforms and forward-mode differentiation take the dense implementation, whatever impl says; so do second
         derivatives (create_graph=True).
         """
-        tokens = self.prepare(x, attention_mask, cu_seqlens, cache)
-        mix = partial(self.mix, tokens, impl=impl, chunk_T=chunk_T)
-        return self.run(mix, tokens, cache)
-
-    def mix(self, tokens: Tokens, cache: Cache | None, impl: str | None = None, chunk_T: int | None = None) -> Tensor:
-        """y (B T C) for tokens.x (B T C), by the route that suits the call; impl and chunk_T as in forward."""
         chunk = self.config.chunk_T if chunk_T is None else chunk_T
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk_T ({chunk}) must be a whole number of at least 1, or None")
@@ -223,10 +206,22 @@ class HyperGLU(Mixer):
         """The operator's call: which slots exist, and those that a cache holds already."""
         # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
         spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
-        if cache is not None:
+        if self.registers is not None:
+            k, v, spans = registers.join(*self.register_slots(), tokens, cache, k, v)
+        elif cache is not None:
             slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts(), ring=True)
             k, v = slots["k"], slots["v"]
         return ops.MixCall(q, k, v, routing, reading, self.spec, spans, chunk)
+
+    def register_slots(self) -> tuple[Tensor, Tensor]:
+        """k (1 n G K) and v (1 n H V) of the registers, the oldest first; no convolution reaches them."""
+        assert self.registers is not None
+        x, G, H = self.registers.flip(0)[None], self.config.routing_heads, self.config.n_head
+        k, v = self.k(x).unflatten(-1, (G, -1)), self.v(x).unflatten(-1, (H, -1))
+        if self.config.use_rope:
+            angle = rotary.angles(torch.arange(-x.shape[1], 0, device=x.device)[None], k.shape[-1], self.config.rope_base)
+            k = rotary.rotate(k, torch.cat([angle, angle], dim=-1))
+        return k, v
 
     def read_out(self, o: Tensor, gate: Tensor | None, impl: str) -> Tensor:
         """y (B T C) of the operator's o (B T H V) and the gate m2 before its activation."""
@@ -270,7 +265,7 @@ class HyperGLU(Mixer):
         assert c.vo_rank is not None
         return CacheSpec(
             slots={"k": (c.routing_heads, c.qk_rank // c.routing_heads), "v": (c.n_head, c.vo_rank // c.n_head)},
-            window=c.block_size,
+            window=c.lags,
             taps=c.conv_kernel_size if c.use_kv_conv else 1,
             width=self.width,
             rewind=max(32, c.block_size if c.block_size <= 128 else 0),
@@ -295,6 +290,8 @@ class HyperGLU(Mixer):
                 wanted[name].copy_(value)
 
     def _by_authors_name(self) -> dict[str, nn.Parameter]:
+        if self.registers is not None:
+            raise ValueError("the authors' code has no registers; registers=0 is the layer that it knows")
         return {authors_name(name): value for name, value in self.named_parameters()}
 
     def extra_repr(self) -> str:

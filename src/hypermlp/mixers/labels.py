@@ -148,7 +148,9 @@ class Label:
 
 def is_meant(text: str) -> bool:
     """Whether a text is to be read as a label, right or wrong: a base alone, or followed by another part; or NAME@RANK."""
-    return ":" not in text and ("@" in text or (text[:1] in ("S", "R", "G") and text[1:2] in ("", "-", "!")))
+    return (
+        ":" not in text and "+" not in text and ("@" in text or (text[:1] in ("S", "R", "G") and text[1:2] in ("", "-", "!")))
+    )
 
 
 def shares_ranks(name: str) -> bool:
@@ -201,6 +203,7 @@ def build(
     n_head: int = 2,
     *,
     init: Init = "paper",
+    **changes: Any,
 ) -> Mixer:
     """The mixer of a label.
 
@@ -212,6 +215,7 @@ def build(
             share, or what mixing of another rank leaves to them, at most the full width.
         n_head: heads; the paper's labels have two.
         init: how convolutions and lag factors begin (docs/layer.md).
+        changes: fields of HyperGLUConfig that are to have other values than the label gives them (mixers/options.py).
     """
     label = Label.parse(label) if isinstance(label, str) else label
     if qk_rank is None:
@@ -244,12 +248,12 @@ def build(
         aligner_kind="offset" if label.lag or not (label.mix1 or label.mix2) else "identity",
         **common,
     )
-    return HyperGLU(config)
+    return HyperGLU(config.replace(**changes))
 
 
 OF_MIXING = {"A": "factors", "B": "factors", "diag": "diagonal", "control": "controls"}
 COMPONENTS = (
-    {name: name for name in "qkvo"}
+    {name: name for name in (*"qkvo", "registers")}
     | {"conv_k": "convolutions", "conv_v": "convolutions", "gate_qk": "gates", "gate_vo": "gates"}
     | {f"op{n}.{part}": f"R{n} {what}" for n in (1, 2) for part, what in OF_MIXING.items()}
 )

@@ -5,17 +5,19 @@ Labels of Table 1 (mixers/labels.py) name mixers too.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 
 from hypermlp.checks import at_least_one, choose_from
 from hypermlp.config import AttnKind, HyperGLUConfig, Init
-from hypermlp.mixers import labels
+from hypermlp.mixers import labels, options
 from hypermlp.mixers.base import Mixer
 from hypermlp.mixers.deltanet import DeltaNet
 from hypermlp.mixers.differential import DifferentialAttention
@@ -51,6 +53,7 @@ class Entry:
         variant_of: the mixer of which it is one; groups of mixers leave variants out.
         init: whether its initialisation is a choice.
         heads: whether the number of its heads is a choice.
+        options: what else NAME+option=value may change (mixers/options.py), as keywords of build.
     """
 
     build: Callable[..., Mixer]
@@ -62,34 +65,37 @@ class Entry:
     variant_of: str = ""
     init: bool = False
     heads: bool = False
+    options: frozenset[str] = frozenset()
 
     def step_of(self, heads: int | None) -> int:
         """What sizes are multiples of."""
         return self.step if heads is None else max(1, self.step * heads // 2)
 
 
+# Of HyperGLU and HyperMLP: all but what the model around them decides.
+FIELDS = frozenset(field.name for field in dataclasses.fields(HyperGLUConfig)) - {
+    *("n_embd", "block_size", "attn_kind", "init", "impl_default", "chunk_T")
+}
+
+
 def hyper(
-    kind: AttnKind, width: int, length: int, size: int | None, init: Init = "paper", *, n_head: int | None = None
+    kind: AttnKind,
+    width: int,
+    length: int,
+    size: int | None,
+    init: Init = "paper",
+    *,
+    n_head: int | None = None,
+    **changes: Any,
 ) -> HyperGLU:
-    config = HyperGLUConfig(n_embd=width, n_head=n_head or 2, block_size=length, attn_kind=kind, qk_rank=size, init=init)
-    return (HyperGLU if kind == "glu" else HyperMLP)(config)
+    fields: dict[str, Any] = {"n_head": n_head or 2, "attn_kind": kind, "qk_rank": size, "init": init, **changes}
+    return (HyperGLU if kind == "glu" else HyperMLP)(HyperGLUConfig(n_embd=width, block_size=length, **fields))
 
 
-def relu(width: int, length: int, size: int | None, *, n_head: int | None = None) -> HyperGLU:
+def relu(width: int, length: int, size: int | None, *, n_head: int | None = None, **changes: Any) -> HyperGLU:
     """HyperMLP without mixing, convolutions and gates: the label R, of any rank."""
-    config = HyperGLUConfig(
-        n_embd=width,
-        n_head=n_head or 2,
-        block_size=length,
-        attn_kind="relu",
-        qk_rank=size or width,
-        use_kv_conv=False,
-        use_qk_gate=False,
-        use_vo_gate=False,
-        use_op1=False,
-        use_op2=False,
-    )
-    return HyperMLP(config)
+    off = dict.fromkeys(("use_kv_conv", "use_qk_gate", "use_vo_gate", "use_op1", "use_op2"), False)
+    return hyper("relu", width, length, size or width, n_head=n_head, **(off | changes))
 
 
 def rival(
@@ -101,23 +107,28 @@ def rival(
     step: int = 2,
     variant_of: str = "",
     heads: bool = True,
-    **options: bool,
+    **fixed: bool,
 ) -> Entry:
     """The entry of a class that is made with its width, its heads if it has any, and its size."""
     field = "qk_rank" if size == "qk_rank" else "value_width"
 
-    def build(width: int, length: int, size: int | None, *, n_head: int | None = None) -> Mixer:
-        return kind(width, **({} if n_head is None else {"n_head": n_head}), **{field: size}, **options)
+    def build(width: int, length: int, size: int | None, *, n_head: int | None = None, **changes: Any) -> Mixer:
+        return kind(width, **({field: size, **({} if n_head is None else {"n_head": n_head})} | fixed | changes))
 
-    return Entry(build, title, paper, year, size, step, variant_of, heads=heads)
+    known = frozenset(inspect.signature(kind).parameters) - {"width", *fixed}
+    return Entry(build, title, paper, year, size, step, variant_of, heads=heads, options=known)
 
 
 MIXERS: dict[str, Entry] = {
-    "hyperglu": Entry(partial(hyper, "glu"), "HyperGLU", "Lu and Yang", 2026, "qk_rank", 4, init=True, heads=True),
-    "hypermlp": Entry(partial(hyper, "relu"), "HyperMLP", "Lu and Yang", 2026, "qk_rank", init=True, heads=True),
+    "hyperglu": Entry(
+        partial(hyper, "glu"), "HyperGLU", "Lu and Yang", 2026, "qk_rank", 4, init=True, heads=True, options=FIELDS
+    ),
+    "hypermlp": Entry(
+        partial(hyper, "relu"), "HyperMLP", "Lu and Yang", 2026, "qk_rank", init=True, heads=True, options=FIELDS
+    ),
     "softmax": rival(SoftmaxAttention, "Softmax with RoPE", "Vaswani et al.", 2017, "qk_rank", 4),
     "gated_softmax": rival(SoftmaxAttention, "Gated softmax", "Qiu et al.", 2025, "qk_rank", 4, use_vo_gate=True),
-    "relu": Entry(relu, "ReLU attention", "Wortsman et al.", 2023, "qk_rank", heads=True),
+    "relu": Entry(relu, "ReLU attention", "Wortsman et al.", 2023, "qk_rank", heads=True, options=FIELDS),
     "differential": rival(DifferentialAttention, "Differential", "Ye et al.", 2025),
     "forgetting": rival(ForgettingAttention, "Forgetting attention", "Lin et al.", 2025),
     "path": rival(PathAttention, "PaTH attention", "Yang et al.", 2025),
@@ -153,7 +164,7 @@ def build_mixer(
     """The mixer of a registered name or a label.
 
     Args:
-        name: a key of MIXERS, or a label of Table 1's grammar (mixers/labels.py).
+        name: a key of MIXERS, or a label of Table 1's grammar (mixers/labels.py); either with options (mixers/options.py).
         width: of its inputs and outputs.
         length: the longest context, in tokens; lags of HyperGLU and HyperMLP.
         size: what its entry calls the size, such as the value width or qk_rank; None: as published.
@@ -163,15 +174,19 @@ def build_mixer(
     choose_from("init", init, get_args(Init))
     if heads is not None:
         at_least_one("heads", heads)
-    if name in MIXERS:
-        entry = MIXERS[name]
+    base, changes = options.split(name)
+    if base in MIXERS:
+        entry = MIXERS[base]
         if heads is not None and not entry.heads:
             raise ValueError(f"heads ({heads}) must be left unset: {name} has no heads to choose")
+        options.check(name, changes, entry.options)
         given = (width, length, size, init) if entry.init else (width, length, size)
-        return entry.build(*given, n_head=heads) if entry.heads else entry.build(*given)
-    if labels.is_meant(name):
-        return labels.build(name, width, length, size, heads or 2, init=init)
-    raise ValueError(unknown(name))
+        return entry.build(*given, **({"n_head": heads} if entry.heads else {}) | changes)
+    if labels.is_meant(base):
+        options.check(name, changes, () if base.startswith("S") else FIELDS)
+        size, heads = changes.pop("qk_rank", size), changes.pop("n_head", heads)
+        return labels.build(base, width, length, size, heads or 2, init=init, **changes)
+    raise ValueError(unknown(base))
 
 
 def unknown(name: str) -> str:

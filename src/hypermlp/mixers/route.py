@@ -59,6 +59,8 @@ def unusual(layer: HyperGLU, x: Tensor, impl: str) -> str | None:
         return "a compiler, a dispatch mode, a transform or a tensor subclass sees every operation"
     if torch.is_autocast_enabled(x.device.type):
         return "autocast chooses the types"
+    if c.registers:
+        return "registers"
     if c.use_rope or c.gate_act != "sigmoid":
         return "use_rope" if c.use_rope else f"gate_act={c.gate_act!r}"
     if c.dropout and layer.training:

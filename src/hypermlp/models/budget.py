@@ -15,7 +15,7 @@ from functools import cache, partial
 import torch
 from torch import nn
 
-from hypermlp.mixers import MIXERS, build_mixer
+from hypermlp.mixers import MIXERS, build_mixer, options
 from hypermlp.mixers.labels import Label
 from hypermlp.models.lm import count_parameters, match_inner_width
 
@@ -72,6 +72,22 @@ def match(name: str, width: int, block_size: int, target: int | None = None, *, 
     return found if found.reached else replace(found, note=f"the nearest {kind}, in steps of {step}")
 
 
+def match_qk(name: str, width: int, block_size: int, heads: int | None = None) -> Matched | None:
+    """The width of q and k by the paper's rule (section 2.6, appendix L): where the layer comes nearest to 4 width².
+
+    It shrinks from a quarter of the width to an eighth, and no further, so a layer with much to pay for stays above the
+    budget. None for a mixer that does not pay with q and k: rivals, and labels without q or with nothing added.
+    """
+    kind, step, obstacle = size_of(name, heads)
+    base = options.split(name)[0]
+    if obstacle or kind != "qk_rank" or (base in MIXERS and base not in ("hyperglu", "hypermlp")) or "@" in base:
+        return None
+    target, count = 4 * width**2, partial(count_mixer, name, width, block_size, heads=heads)
+    sizes = range(step * math.ceil(width / 8 / step), width // 4 + 1, step) or range(step, step + 1)
+    size = min(sizes, key=lambda size: abs(count(size) - target))
+    return Matched(name=name, size=size, parameters=count(size), target=target, note="")
+
+
 @cache
 def count_mixer(name: str, width: int, length: int, size: int | None, heads: int | None = None) -> int:
     """Parameters of a mixer, without memory for them."""
@@ -81,11 +97,14 @@ def count_mixer(name: str, width: int, length: int, size: int | None, heads: int
 
 def size_of(name: str, heads: int | None = None) -> tuple[str, int, str]:
     """What the size of a mixer is, its step, and why it is not to be changed (empty: it may)."""
-    if name in MIXERS:
-        entry = MIXERS[name]
-        return entry.size, entry.step_of(heads), "" if entry.size else "it comes in one size"
-    label = Label.parse(name)
-    obstacle = ""
+    base, changes = options.split(name)
+    heads = changes.get("n_head", heads)
+    said = "it has the size that its name says" if {"qk_rank", "value_width"} & changes.keys() else ""
+    if base in MIXERS:
+        entry = MIXERS[base]
+        return entry.size, entry.step_of(heads), said if entry.size else "it comes in one size"
+    label = Label.parse(base)
+    obstacle = said
     if label.over:
         obstacle = "its full ranks stay, as its label says"
     elif not label.compress_qk:
@@ -115,7 +134,7 @@ def match_models(
             return build_model(name, mixers[name].size, inner)
 
     counts = {name: count_parameters(build(name, inner)) for name in names}
-    within = [name for name in names if not name.endswith("!")]
+    within = [name for name in names if not options.split(name)[0].endswith("!")]
     target = max((counts[name] for name in within), default=0)
     found = {}
     for name in names:

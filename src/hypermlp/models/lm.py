@@ -6,6 +6,7 @@ Letters: B batch, T time, C width, F inner width of the feed-forward.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -23,12 +24,12 @@ from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
 from hypermlp.mixers.lags import LagExtension, check_longer, fill
 from hypermlp.ops.observer import is_traced, transform
 
-Style = Literal["llama", "gpt2"]
+Style = Literal["llama", "gpt2", "nanogpt"]
 
 
 def published_inner(width: int, style: Style = "llama") -> int:
     """Of the feed-forward: 8/3 of the width, rounded up to a multiple of 16 (352 at width 128), or 4 times the width."""
-    return 4 * width if style == "gpt2" else -(-(8 * width // 3) // 16) * 16
+    return -(-(8 * width // 3) // 16) * 16 if style == "llama" else 4 * width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +45,9 @@ class ModelConfig:
         size: of the mixers, see the registry; None: as published.
         heads: of the mixers; None: as published, two for almost all. A mixer that has none refuses a number.
         init: how convolutions and lag factors begin (docs/layer.md).
-        inner: width of the feed-forward; None: 8/3 of the width ("llama") or 4 times ("gpt2").
-        style: "llama" has RMSNorm and SwiGLU, "gpt2" LayerNorm, GELU and learned position embeddings.
+        inner: width of the feed-forward; None: 8/3 of the width ("llama") or 4 times.
+        style: "llama" has RMSNorm and SwiGLU, "gpt2" LayerNorm, GELU and learned position embeddings. "nanogpt" is GPT-2 as
+            nanoGPT trains it: no biases, and projections to the residual stream begin at 0.02 / √(2 depth).
         tied: the head is the embedding.
 
     >>> ModelConfig(vocabulary=257, width=64, depth=2, length=128).inner
@@ -83,6 +85,11 @@ class ModelConfig:
         """The mixer of every layer."""
         names = (self.mixer,) if isinstance(self.mixer, str) else tuple(self.mixer)
         return tuple(names[i % len(names)] for i in range(self.depth)) if names else ()
+
+    @property
+    def learned_positions(self) -> bool:
+        """Whether there is an embedding for each place, and so none beyond `length`."""
+        return self.style != "llama"
 
     def build_mixer(self, name: str) -> Mixer:
         """A layer's mixer."""
@@ -129,12 +136,16 @@ class SwiGLU(nn.Module):
 class GELU(nn.Module):
     """gelu(x W_up) W_down, as in GPT-2."""
 
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(self, width: int, inner: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.up, self.down = nn.Linear(width, inner, bias=bias), nn.Linear(inner, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x)))
+
+
+def new_norm(width: int, style: Style) -> nn.Module:
+    return nn.RMSNorm(width) if style == "llama" else nn.LayerNorm(width, bias=style == "gpt2")
 
 
 class Block(nn.Module):
@@ -142,9 +153,9 @@ class Block(nn.Module):
 
     def __init__(self, mixer: Mixer, inner: int, style: Style = "llama") -> None:
         super().__init__()
-        norm, ffn = (nn.RMSNorm, SwiGLU) if style == "llama" else (nn.LayerNorm, GELU)
-        self.norm_mixer, self.norm_ffn = norm(mixer.width), norm(mixer.width)
-        self.mixer, self.ffn = mixer, ffn(mixer.width, inner)
+        self.norm_mixer, self.norm_ffn = new_norm(mixer.width, style), new_norm(mixer.width, style)
+        self.mixer = mixer
+        self.ffn = SwiGLU(mixer.width, inner) if style == "llama" else GELU(mixer.width, inner, bias=style == "gpt2")
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         x = x + self.mixer(self.norm_mixer(x), **options)
@@ -167,9 +178,9 @@ class LanguageModel(nn.Module):
         self.gathers = True  # forward takes `at`
         self.checkpointing = False  # recompute each block in the backward pass instead of saving its activations
         self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.positions = nn.Embedding(config.length, config.width) if config.style == "gpt2" else None
+        self.positions = nn.Embedding(config.length, config.width) if config.learned_positions else None
         self.blocks = nn.ModuleList(Block(config.build_mixer(name), config.inner, config.style) for name in config.mixers)
-        self.norm = (nn.RMSNorm if config.style == "llama" else nn.LayerNorm)(config.width)
+        self.norm = new_norm(config.width, config.style)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         self._init_around_mixers()
         if config.tied:
@@ -183,7 +194,7 @@ class LanguageModel(nn.Module):
         self._init_around_mixers()
 
     def _init_around_mixers(self) -> None:
-        """Weights from N(0, 0.02²), biases zero; mixers have initialised themselves."""
+        """Weights from N(0, 0.02²), biases zero; mixers have initialised themselves, but for nanoGPT's rule."""
         around: list[nn.Module] = [self.embedding, self.head, *([] if self.positions is None else [self.positions])]
         for block in self.blocks:
             assert isinstance(block, Block)
@@ -193,6 +204,12 @@ class LanguageModel(nn.Module):
             nn.init.normal_(module.weight, 0, INIT_STD)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+        if self.config.style == "nanogpt":
+            for block in self.blocks:
+                assert isinstance(block, Block)
+                for into in (getattr(block.mixer, "o", None), block.ffn.down):  # somebody's own mixer may lack it
+                    if isinstance(into, nn.Linear):
+                        nn.init.normal_(into.weight, 0, INIT_STD / math.sqrt(2 * self.config.depth))
 
     def forward(
         self,

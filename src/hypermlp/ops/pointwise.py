@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.ops import native, plain
-from hypermlp.ops.observer import Observer, observer_of, ordinary
+from hypermlp.ops.observer import Observer, needs_gradient, observer_of, ordinary
 from hypermlp.ops.registered import gradients_with_graph
 
 TRITON_TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,11 +40,11 @@ def convs(
 
 
 def gate(x: Tensor, g: Tensor, *, impl: str) -> Tensor:
-    """x ⊙ σ(g), both (B T C)."""
+    """x ⊙ σ(g), both (B T C); in plain steps for a compiler, which fuses them with what is around."""
     use = kernels_for(impl, x, g)
-    if use == "plain" or not ordinary(x, g):
+    if use == "plain" or observer_of(x, g) is Observer.TRACER:
         return plain.gate_forward(x, g)
-    made: Tensor = kernels(use).gate_forward(x, g) if observer_of(x, g) is Observer.NOBODY else gate_op(x, g, use)
+    made: Tensor = Gate.apply(x, g, use) if needs_gradient(x, g) else kernels(use).gate_forward(x, g)
     return made
 
 
@@ -108,36 +108,18 @@ def _backward_convs(ctx: Any, d_yk: Tensor, d_yv: Tensor) -> tuple[Any, ...]:
 convs_op.register_autograd(_backward_convs, setup_context=_save_convs)
 
 
-@torch.library.custom_op("hypermlp::gate", mutates_args=())
-def gate_op(x: Tensor, g: Tensor, use: str) -> Tensor:
-    made: Tensor = kernels(use).gate_forward(x, g)
-    return made
+class Gate(torch.autograd.Function):
+    """A gate whose backward is one pass, too."""
 
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, g: Tensor, use: str) -> Tensor:
+        ctx.use = use
+        ctx.save_for_backward(x, g)
+        made: Tensor = kernels(use).gate_forward(x, g)
+        return made
 
-@gate_op.register_fake
-def _(x: Tensor, g: Tensor, use: str) -> Tensor:
-    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, g.dtype))
-
-
-@torch.library.custom_op("hypermlp::gate_backward", mutates_args=())
-def gate_backward_op(d_y: Tensor, x: Tensor, g: Tensor, use: str) -> tuple[Tensor, Tensor]:
-    return kernels(use).gate_backward(d_y, x, g)
-
-
-@gate_backward_op.register_fake
-def _(d_y: Tensor, x: Tensor, g: Tensor, use: str) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), g.new_empty(g.shape)
-
-
-def _save_gate(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
-    x, g, ctx.use = inputs
-    ctx.save_for_backward(x, g)
-
-
-def _backward_gate(ctx: Any, d_y: Tensor) -> Any:
-    if torch.is_grad_enabled():
-        return (*gradients_with_graph(plain.gate_forward, ctx.saved_tensors, (d_y,)), None)
-    return (*gate_backward_op(d_y, *ctx.saved_tensors, ctx.use), None)
-
-
-gate_op.register_autograd(_backward_gate, setup_context=_save_gate)
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            return (*gradients_with_graph(plain.gate_forward, ctx.saved_tensors, (d_y,)), None)
+        return (*kernels(ctx.use).gate_backward(d_y, *ctx.saved_tensors), None)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from markupsafe import Markup
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
@@ -16,11 +17,11 @@ from hypermlp.data.corpus import Tokens
 from hypermlp.files import refuse_foreign, write_json, write_own
 from hypermlp.provenance import provenance
 from hypermlp.report.charts import Axis, Chart, Line, numeric_axis
-from hypermlp.report.document import document
-from hypermlp.report.estimates import Estimate
-from hypermlp.report.markup import cell, paragraph, table
+from hypermlp.report.markup import cell, document, paragraph, table
+from hypermlp.report.markup import charts as side_by_side
 from hypermlp.report.terminal import Column, say, show_table
 from hypermlp.runs.generate import corpus_for, open_model
+from hypermlp.verdicts.estimates import Estimate
 
 HEADS = ("layer", "head", "active", "without mixing", "switched on", "switched off", "mean |w|", "mean lag read")
 OPERATORS = ("layer", "head", "operator", "‖ASBᵀ‖/‖D‖", "effective rank", "of", "‖D−1‖/‖1‖", "mean s", "s moves")
@@ -131,7 +132,7 @@ def build_page(found: Statistics, name: str, corpus: str) -> str:
     }
     for title, get in charts.items():
         shown = [lag_chart(f"Layer {layer + 1}", [h for h in found.heads if h.layer == layer], get) for layer in layers]
-        sections.append((title, f'<div class="charts">{"".join(shown)}</div>'))
+        sections.append((title, side_by_side(shown)))
     if found.operators:
         rows = html_table(OPERATORS, map(operator_row, found.operators))
         sections.append(("Mixing along the sequence", paragraph(ABOUT["operators"]) + rows))
@@ -140,11 +141,11 @@ def build_page(found: Statistics, name: str, corpus: str) -> str:
     return document("What the heads of a model do", lead, sections)
 
 
-def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
     return table(heads, [[cell(text) for text in row] for row in rows])
 
 
-def lag_chart(title: str, heads: Sequence[HeadStatistics], get: Callable[[HeadStatistics], Tensor]) -> str:
+def lag_chart(title: str, heads: Sequence[HeadStatistics], get: Callable[[HeadStatistics], Tensor]) -> Markup:
     """A line per head over lags, whose axis is logarithmic: lag ℓ stands at log₂(1 + ℓ)."""
     lines = []
     for own in heads:

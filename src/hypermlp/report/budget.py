@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 
-from hypermlp.mixers import MIXERS, Mixer, build_mixer
+from hypermlp.checks import choose_from
+from hypermlp.mixers import MIXERS, HyperGLU, Mixer, build_mixer
 from hypermlp.mixers.labels import TABLE1, count_by_component, explain
 from hypermlp.models.budget import Matched, match
 from hypermlp.models.lm import count_parameters
+from hypermlp.paper.published import SIZES, TABLE2_MIXERS
 from hypermlp.report.terminal import Column, say, show_table
+from hypermlp.runs.configs import configure, count
 
 GROUPS = {
     "q,k": ("q", "k"),
@@ -44,6 +47,23 @@ def show_budget(console: Console, width: int, length: int, names: Sequence[str] 
     say(console, "size: the one within 1 % of the budget, where it is another. inner: whose feed-forward is wider instead.")
     for note in dict.fromkeys(m.note for m in found.values() if m.note):
         say(console, f"{', '.join(name for name, m in found.items() if m.note == note)}: {note}")
+
+
+def show_models(console: Console, name: str) -> None:
+    """The models of Table 2 in a configuration: what a layer's mixer and the whole model have by each budget."""
+    choose_from("config", name, tuple(SIZES))
+    heads = [*map(Column, ("model", "mixer", "layers", "heads", "q and k", "inner", "of a mixer", "of 4 width²", "model's"))]
+    rows = []
+    for title, mixer in TABLE2_MIXERS[SIZES[name]].items():
+        model = configure(name, [f"model.mixer={mixer}"]).model
+        with torch.device("meta"):
+            layer = model.build_mixer(model.mixers[0])
+        own, size = count_parameters(layer), f"{layer.q.out_features}" if isinstance(layer, HyperGLU) else ""
+        many = layer.config.n_head if isinstance(layer, HyperGLU) else getattr(layer, "n_head", "")
+        sizes = [str(model.depth), str(many), size, str(model.inner)]
+        rows.append([title, mixer, *sizes, f"{own:,}", f"{own / (4 * model.width**2):.3f}", f"{count(model):,}"])
+    show_table(console, f"{name}, width {model.width}, budget=paper", heads, rows)
+    say(console, "Rivals are as published; HyperMLP and HyperGLU pay with the width of q and k (section 2.6).")
 
 
 def feed_forward(found: Matched, width: int) -> str:

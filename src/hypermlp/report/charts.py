@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
-from hypermlp.report.estimates import Estimate, seeds_text
+from markupsafe import Markup, escape
+
+from hypermlp.verdicts.estimates import Estimate, seeds_text
 
 LEFT, RIGHT, TOP, BOTTOM = 38, 114, 8, 34  # margins; the right one holds the names of the lines
 COLOURS = 8  # of page.css
@@ -85,10 +86,10 @@ class Chart:
     def plot_height(self) -> int:
         return self.height - TOP - BOTTOM
 
-    def html(self) -> str:
+    def html(self) -> Markup:
         ordered = sorted(self.lines, key=lambda line: line.colour is not None)
         plot = f'<svg x="{LEFT}" y="{TOP}" width="{self.plot_width}" height="{self.plot_height}">'  # cuts off what is outside
-        return (
+        return Markup(  # all text in it is escaped here
             f"<figure><figcaption>{escape(self.title)}</figcaption>"
             f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.title)}">{self.frame()}'
             f"{plot}{''.join(map(self.draw, ordered))}</svg>{self.names()}</svg></figure>"

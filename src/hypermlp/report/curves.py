@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from markupsafe import Markup
+
 from hypermlp.files import Record
 from hypermlp.report.charts import COLOURS, Axis, Chart, Line, category_axis, numeric_axis
-from hypermlp.report.estimates import ENOUGH, Estimate, estimate, seeds_text
+from hypermlp.report.markup import charts as side_by_side
 from hypermlp.report.markup import paragraph
-from hypermlp.report.study import AVERAGE, LOSS, Study, mean_curve
 from hypermlp.report.table1 import task_title
+from hypermlp.verdicts.estimates import ENOUGH, Estimate, estimate, seeds_text
+from hypermlp.verdicts.results import AVERAGE, LOSS, Results, mean_curve
 
 FIRST = ("G-cg-q-12o", "R-cg-q-12o", "S-pc", "R-pc", "S-p", "R-cg-q")  # coloured wherever they were run, and alike
 AXES = {
@@ -22,7 +25,7 @@ AXES = {
 }
 
 
-def coloured(study: Study) -> dict[str, int]:
+def coloured(study: Results) -> dict[str, int]:
     """Mixer → colour, for those that stand out: the paper's main ones, then the best others."""
     measure, sign = (AVERAGE, 1) if study.tasks else (LOSS, -1)
 
@@ -35,13 +38,13 @@ def coloured(study: Study) -> dict[str, int]:
     return {mixer: FIRST.index(mixer) if mixer in FIRST else next(free) for mixer in chosen}
 
 
-def chart_lines(study: Study, points: dict[str, list[tuple[float, Estimate]]]) -> list[Line]:
+def chart_lines(study: Results, points: dict[str, list[tuple[float, Estimate]]]) -> list[Line]:
     colours = coloured(study)
     return [Line(mixer, points[mixer], colours.get(mixer)) for mixer in study.mixers if points[mixer]]
 
 
-def learning_curves(study: Study) -> str:
-    charts: list[str] = []
+def learning_curves(study: Results) -> Markup:
+    charts: list[Markup] = []
     drawn: list[Line] = []
     for task in study.tasks:
         base = study.base_setting(task)
@@ -52,9 +55,9 @@ def learning_curves(study: Study) -> str:
             x, y = numeric_axis("step", 0, max(line.points[-1][0] for line in lines)), measure_axis(study, lines)
             charts.append(Chart(f"{task_title(task)} ({seeds_of(lines)})", lines, x, y).html())
             drawn += lines
-    html = f'<div class="charts">{"".join(charts)}</div>' if charts else ""
+    html = side_by_side(charts)
     if study.language and (lines := loss_lines(study)):
-        html += f'<div class="charts wide">{loss_chart(lines)}</div>'
+        html += side_by_side([loss_chart(lines)], wide=True)
         drawn += lines
     if not html:
         return paragraph("No run has a curve yet.")
@@ -64,7 +67,7 @@ def learning_curves(study: Study) -> str:
     return html + paragraph(about + how_drawn(study, drawn), "note")
 
 
-def measure_axis(study: Study, lines: Sequence[Line]) -> Axis:
+def measure_axis(study: Results, lines: Sequence[Line]) -> Axis:
     """All of it for accuracies; else what the lines have."""
     if study.measure == "accuracy":
         return numeric_axis("accuracy, %", 0, 100)
@@ -73,7 +76,7 @@ def measure_axis(study: Study, lines: Sequence[Line]) -> Axis:
     return numeric_axis(study.measure, min(values) - pad, max(values) + pad)
 
 
-def how_drawn(study: Study, lines: Sequence[Line]) -> str:
+def how_drawn(study: Results, lines: Sequence[Line]) -> str:
     """What lines, points and bands are."""
     counts = {mean.seeds for line in lines for _, mean in line.points}
     parts = ["A line is the mean over the seeds that the caption names."] if max(counts) > 1 else []
@@ -90,7 +93,7 @@ def seeds_of(lines: Sequence[Line]) -> str:
     return seeds_text(mean for line in lines for _, mean in line.points)
 
 
-def runs_of(study: Study, mixer: str, setting: str) -> list[Record]:
+def runs_of(study: Results, mixer: str, setting: str) -> list[Record]:
     return [record for (name, key, _), record in study.chosen.items() if (name, key) == (mixer, setting)]
 
 
@@ -98,12 +101,12 @@ def percent(points: list[tuple[float, Estimate]]) -> list[tuple[float, Estimate]
     return [(x, Estimate(tuple(100 * value for value in y.values))) for x, y in points]
 
 
-def loss_lines(study: Study) -> list[Line]:
+def loss_lines(study: Results) -> list[Line]:
     runs = {mixer: [r for (name, _), r in study.language_runs.items() if name == mixer] for mixer in study.mixers}
     return chart_lines(study, {mixer: mean_curve(runs[mixer], "loss") for mixer in study.mixers})
 
 
-def loss_chart(lines: Sequence[Line]) -> str:
+def loss_chart(lines: Sequence[Line]) -> Markup:
     """Like the paper's Figure 5; the first tenth, where all losses fall from the same height, may leave the picture."""
     last = max(line.points[-1][0] for line in lines)
     late = [mean.mean for line in lines for step, mean in line.points if step >= last / 10]
@@ -113,8 +116,8 @@ def loss_chart(lines: Sequence[Line]) -> str:
     return Chart(f"Language-model loss ({seeds_of(lines)})", lines, x, y, width=800, least_height=360).html()
 
 
-def difficulty(study: Study) -> str:
-    charts: list[str] = []
+def difficulty(study: Results) -> Markup:
+    charts: list[Markup] = []
     drawn: list[Line] = []
     for task in study.tasks:
         for name, points in study.axes(task).items():
@@ -125,12 +128,12 @@ def difficulty(study: Study) -> str:
                 drawn += lines
     if not charts:
         return paragraph("Every task was run at one setting only, so there is nothing to compare.")
-    return f'<div class="charts">{"".join(charts)}</div>' + paragraph(
+    return side_by_side(charts) + paragraph(
         f"One number is varied, the others stay at the base. {how_drawn(study, drawn)}", "note"
     )
 
 
-def scores(study: Study, mixer: str, points: list[tuple[float, str]]) -> list[tuple[float, Estimate]]:
+def scores(study: Results, mixer: str, points: list[tuple[float, str]]) -> list[tuple[float, Estimate]]:
     """The mixer's accuracy at each of the settings that it has."""
     found = [(float(i), estimate(study.setting_values(mixer, key).values())) for i, (_, key) in enumerate(points)]
     return [(i, score) for i, score in found if score is not None]

@@ -8,42 +8,24 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from hypermlp.report.claims import (
-    CONTRADICTED,
-    HYPERGLU,
-    HYPERMLP,
-    INCONCLUSIVE,
-    LEVEL,
-    SUPPORTED,
-    Evidence,
-    beside,
-    judge_claims,
-    margin,
-    weigh,
-)
-from hypermlp.report.estimates import NONE
 from hypermlp.report.markdown import markdown_table
-from hypermlp.report.predictions import predictions
-from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study, title_of
 from hypermlp.report.style import new_figure
 from hypermlp.report.table1 import task_title
+from hypermlp.report.words import beside, claim_words, digits, evidence_words, gain_words, numbers
+from hypermlp.verdicts.claims import CONTRADICTED, LEVEL, SUPPORTED, Evidence, judge_claims, smallest, weigh
+from hypermlp.verdicts.estimates import NONE
+from hypermlp.verdicts.predictions import HYPERGLU, HYPERMLP, predictions
+from hypermlp.verdicts.results import AVERAGE, CEILING, FLOOR, LOSS, Results, title_of
 
 SHOWN = ("S-pc", "gated_deltanet")  # rivals of the table
 RIVALS = (*SHOWN, "deltanet", "mamba", "gla", HYPERMLP)
-STANDS = {
-    SUPPORTED: "ahead",
-    CONTRADICTED: "behind",
-    LEVEL: "level",
-    INCONCLUSIVE: "undecided",
-    CEILING: "both solve it",
-    FLOOR: "both guess",
-}
+STANDS = {SUPPORTED: "ahead", CONTRADICTED: "behind", LEVEL: "level", CEILING: "both solve it", FLOOR: "both guess"}
 COLOURS = {SUPPORTED: "tab:green", CONTRADICTED: "tab:red"}  # grey: neither
 
 
-def measures(studies: Sequence[Study]) -> list[tuple[Study, str, str]]:
+def measures(studies: Sequence[Results]) -> list[tuple[Results, str, str]]:
     """Study, measure, and what that is called; a measure that a later study has too stands behind the first, with its steps."""
-    found: dict[str, list[tuple[Study, str, str]]] = {}
+    found: dict[str, list[tuple[Results, str, str]]] = {}
     for study in studies:
         for measure in [*([LOSS] if study.language else []), *study.tasks]:
             name = "Language" if measure == LOSS else task_title(measure)
@@ -52,30 +34,36 @@ def measures(studies: Sequence[Study]) -> list[tuple[Study, str, str]]:
     return [item for items in found.values() for item in items]
 
 
-def standing(study: Study, rival: str, measure: str) -> Evidence:
+def standing(study: Results, rival: str, measure: str) -> Evidence:
     """HyperGLU beside a rival, by the terms of the protocol."""
     return weigh(study, HYPERGLU, rival, measure, "more")
 
 
-def evidence_markdown(*studies: Study) -> str:
+def evidence_markdown(*studies: Results) -> str:
     """Measures × rivals: means over seeds, gains with their intervals, and what they say."""
     rows = []
     for study, measure, name in measures(studies):
         found = [standing(study, rival, measure) for rival in SHOWN]
         row = [f"{name}, {'loss in nats' if measure == LOSS else '%'}", mean_text(study, HYPERGLU, found[0])]
         for rival, item in zip(SHOWN, found, strict=True):
-            row += [mean_text(study, rival, item), NONE if item.gain is None else f"{STANDS[item.status]}, {item.gain_text}"]
+            row += [mean_text(study, rival, item), NONE if item.gain is None else f"{stands(item)}, {gain_words(item)}"]
         rows.append(row)
     heads = ["", title_of(HYPERGLU), *(head for rival in SHOWN for head in (title_of(rival) or rival, "HyperGLU is"))]
     return markdown_table(heads, rows)
 
 
-def mean_text(study: Study, mixer: str, item: Evidence) -> str:
+def stands(item: Evidence) -> str:
+    """Where HyperGLU is."""
+    assert item.verdict is not None
+    return STANDS.get(item.verdict.word) or STANDS.get(item.verdict.limit) or item.verdict.word
+
+
+def mean_text(study: Results, mixer: str, item: Evidence) -> str:
     score = study.score(mixer, item.measure)
-    return NONE if score is None else f"{score.mean:.{item.digits}f}"
+    return NONE if score is None else f"{score.mean:.{digits(item)}f}"
 
 
-def picture(*studies: Study) -> Figure:
+def picture(*studies: Results) -> Figure:
     """A panel per measure, a line per rival: HyperGLU's gain with its interval; grey: too small to matter."""
     shown = measures(studies)
     columns = min(len(shown), 4)
@@ -84,13 +72,13 @@ def picture(*studies: Study) -> Figure:
     for ax in axes[len(shown) :]:
         ax.remove()
     for place, (ax, (study, measure, name)) in enumerate(zip(axes, shown, strict=False)):
-        small = margin(measure, study.terms)
+        small = smallest(measure, study.terms)
         ax.axvspan(-small, small, color="0.9", zorder=0)
         ax.axvline(0, color="0.5", linewidth=1, zorder=1)
         for line, rival in enumerate(RIVALS):
             item = standing(study, rival, measure)
             if item.gain is not None:
-                colour = COLOURS.get(item.status, "0.35")
+                colour = COLOURS.get(item.verdict.word if item.verdict else "", "0.35")
                 if item.gain.seeds > 1:
                     ax.plot(item.gain.ends(study.terms.interval), (line, line), color=colour, linewidth=2)
                 ax.plot(item.gain.mean, line, "o", color=colour, markersize=5)
@@ -101,29 +89,32 @@ def picture(*studies: Study) -> Figure:
     return figure
 
 
-def verdicts_markdown(study: Study) -> str:
+def verdicts_markdown(study: Results) -> str:
     """Claims and predictions with their verdicts, for a document."""
     lines = ["| claim | verdict here | gains (loss: saved) |", "| --- | --- | --- |"]
-    for i, outcome in enumerate(judge_claims(study), 1):
-        lines.append(f"| {i}. {outcome.claim.title} | {outcome.words} | {outcome.numbers or NONE} |")
+    for i, claim in enumerate(judge_claims(study), 1):
+        lines.append(f"| {i}. {claim.title} | {claim_words(claim)} | {numbers(claim) or NONE} |")
     for found in predictions(study):
         item = found.evidence
-        shown = f"with mixing − without: {item.gain_text}{beside(item)}"
-        lines.append(f"| Table 4: {found.expected} gain on {task_title(found.task).lower()} | {item.words} | {shown} |")
+        shown = f"with mixing − without: {gain_words(item)}{beside(item)}"
+        lines.append(
+            f"| Table 4: {found.expected} gain on {task_title(found.task).lower()} | {evidence_words(item)} | {shown} |"
+        )
     return "\n".join(lines)
 
 
-def longer_markdown(study: Study, longer: Study) -> str:
+def longer_markdown(study: Results, longer: Results) -> str:
     """What a later study with longer runs says on each claim, and what becomes of the claim with those runs in their place."""
     both = replace(study, mad=[*(record for record in study.mad if record["task"] not in longer.tasks), *longer.mad])
-    before, after = ({outcome.claim.title: outcome for outcome in judge_claims(one)} for one in (study, both))
+    before, after = ({claim.title: claim for claim in judge_claims(one)} for one in (study, both))
     lines = [
         "| claim | longer runs alone | as registered | with longer runs | gain of the MAD average with them |",
         "|" + " --- |" * 5,
     ]
-    for outcome in judge_claims(longer):
-        title, own = outcome.claim.title, [f"{i.better} − {i.worse} {i.gain_text}{beside(i)}" for i in outcome.judged]
-        averages = [item.gain_text for item in after[title].evidence if item.measure == AVERAGE]
-        cells = [title, f"{outcome.words}: {', '.join(own) or NONE}", before[title].words, after[title].words]
-        lines.append("| " + " | ".join([*cells, ", ".join(averages) or NONE]) + " |")
+    for claim in judge_claims(longer):
+        own = [f"{i.better} − {i.worse} {gain_words(i)}{beside(i)}" for i in claim.judged]
+        averages = [gain_words(item) for item in after[claim.title].evidence if item.measure == AVERAGE]
+        verdicts = [claim_words(one[claim.title]) for one in (before, after)]
+        cells = [claim.title, f"{claim_words(claim)}: {', '.join(own) or NONE}", *verdicts, ", ".join(averages) or NONE]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
+from markupsafe import Markup
+
 from hypermlp.report.charts import Axis, Chart, Line, numeric_axis
-from hypermlp.report.estimates import Estimate
-from hypermlp.report.markup import paragraph
-from hypermlp.report.study import Study
+from hypermlp.report.markup import charts, heading, paragraph
 from hypermlp.report.table1 import TITLES
 from hypermlp.studies.demo import SHOWN
+from hypermlp.verdicts.estimates import Estimate
+from hypermlp.verdicts.results import Results
 
 
-def lag_kernels(study: Study) -> str:
+def lag_kernels(study: Results) -> Markup:
     """D by lag and the strongest head's mixing from lag to lag, for the first seed of every task; empty without records."""
     shown = [record for record in study.mad if record.get("lag_kernels") and record["seed"] == 0]
     if not shown:
-        return ""
+        return Markup()
     html = paragraph(
         f"What {SHOWN} (HyperGLU) has learned with its first seed: R = D + A Diag(s) Bᵀ works on the scores of a token’s past, "
         "sorted by lag (0 is the token itself). R1 mixes them before the activation, R2 after it. Before training D is 1 for "
@@ -27,7 +28,7 @@ def lag_kernels(study: Study) -> str:
     )
     for record in shown:
         figures = [*map(mixing_map, record["lag_kernels"]), *map(diagonal_chart, record["lag_kernels"])]
-        html += f'<h4>{escape(TITLES[record["task"]])}</h4><div class="charts">{"".join(figures)}</div>'
+        html += heading(TITLES[record["task"]]) + charts(figures)
     key = "Blue: a score at one lag adds to another; orange: it subtracts. The colours of a map end at its own largest entry."
     return html + paragraph(key, "note")
 
@@ -36,7 +37,7 @@ def place(kernel: dict[str, Any]) -> str:
     return f"Layer {kernel['layer']}, {kernel['operator']}"
 
 
-def diagonal_chart(kernel: dict[str, Any]) -> str:
+def diagonal_chart(kernel: dict[str, Any]) -> Markup:
     rows: list[list[float]] = kernel["diagonal"]
     lines = [
         Line(f"head {i + 1}", [(float(lag), Estimate((value,))) for lag, value in enumerate(row)], i)
@@ -51,7 +52,7 @@ LEVELS = 8  # shades of a map's colour
 SIDE, MARGIN = 200, 38  # of the map, and beside it
 
 
-def mixing_map(kernel: dict[str, Any]) -> str:
+def mixing_map(kernel: dict[str, Any]) -> Markup:
     """A heat map as SVG; the cells of a shade are one path."""
     values: Sequence[Sequence[float]] = kernel["mixing"]
     L = len(values)
@@ -77,10 +78,8 @@ def mixing_map(kernel: dict[str, Any]) -> str:
         f'<text x="{left - 28}" y="{SIDE / 2}" {turned}>from lag</text>{ticks(axis, left, L)}'
     )
     cells = f'<svg x="{left}" y="4" width="{SIDE}" height="{SIDE}" viewBox="0 0 {L} {L}">{paths}</svg>'
-    return (
-        f"<figure><figcaption>{escape(title)}</figcaption>"
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">{cells}{frame}{texts}</svg></figure>'
-    )
+    figure = '<figure><figcaption>{0}</figcaption><svg viewBox="0 0 {1} {2}" role="img" aria-label="{0}">{3}</svg></figure>'
+    return Markup(figure).format(title, width, height, Markup(cells + frame + texts))
 
 
 def ticks(axis: Axis, left: float, cells: int) -> str:

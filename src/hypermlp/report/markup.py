@@ -1,74 +1,117 @@
-"""Pieces of HTML: everything that comes as text is escaped here."""
+"""Pieces of pages, made by the templates beside this file: whatever is no piece itself is escaped there."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from html import escape
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from hypermlp.report.claims import CONTRADICTED, INCONCLUSIVE, LEVEL, NOT_BEHIND, SUPPORTED, UNFINISHED
-from hypermlp.report.estimates import NONE
-from hypermlp.report.study import CEILING, FLOOR, title_of
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
-WIDE = 5  # columns that fit on most screens
-LABELS = re.compile(r"\b[SRG](-[a-z0-9]+)+!?")
+from hypermlp.verdicts.claims import CONTRADICTED, NOT_RUN, NOTHING_TO_SEE, SUPPORTED, UNDECIDED, Verdict
+from hypermlp.verdicts.estimates import NONE
+from hypermlp.verdicts.results import plain_name
 
-
-def cell(text: str, value: float | str | None = None, *, small: str = "", style: str = "") -> str:
-    """A cell; `value` is what the column is sorted by, `small` stands below, line by line."""
-    data = "" if value is None else f' data-v="{escape(str(value))}"'
-    below = "".join(f"<small>{escape(line)}</small>" for line in small.split("\n") if line)
-    return f"<td{data}{style}>{escape(text)}{below}</td>"
-
-
-def words(text: str) -> str:
-    return f'<td class="words">{prose(text)}</td>'
+HERE = Path(__file__).parent
+SIGNS = {SUPPORTED: "✓", CONTRADICTED: "✗", UNDECIDED: "?", NOT_RUN: "…", NOTHING_TO_SEE: "="}
+LABELS = re.compile(r"\b[SRG](?:-[a-z0-9]+)+!?")
 
 
-def prose(text: str) -> str:
-    """Escaped, with labels that no line break divides."""
-    return LABELS.sub(r'<span class="label">\g<0></span>', escape(text))
+def prose(text: str) -> Markup:
+    """Text with labels that no line break divides."""
+    if isinstance(text, Markup):
+        return text
+    label = Markup('<span class="label">{}</span>').format
+    found, parts = LABELS.findall(text), LABELS.split(text)
+    return Markup("").join(part for i, own in enumerate(parts) for part in (own, *map(label, found[i : i + 1])))
 
 
-def name_cell(mixer: str) -> str:
-    title = title_of(mixer)
-    below = f"<small>{escape(title)}</small>" if title else ""
-    return f'<th scope="row" data-v="{escape(mixer)}">{escape(mixer)}{below}</th>'
+TEMPLATES = Environment(
+    loader=FileSystemLoader(HERE / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.filters["prose"] = prose
+TEMPLATES.globals["signs"] = SIGNS
+pieces: Any = TEMPLATES.get_template("pieces.html").module
+TEMPLATES.globals["pieces"] = pieces
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, sorts: bool = False, left: Sequence[str] = ()) -> str:
-    """Heads are text, cells are HTML; `left`: heads of columns of words."""
-    kind = ' class="sorts"' if sorts else ""
-    head = "".join(f'<th scope="col"{" class=words" if text in left else ""}>{escape(text)}</th>' for text in heads)
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    hint = '<p class="hint">The table scrolls sideways →</p>' if len(heads) > WIDE else ""
-    inner = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'{hint}<div class="scroll" tabindex="0" role="region" aria-label="table">{inner}</div>'
+def render(template: str, **values: Any) -> Markup:
+    return Markup(TEMPLATES.get_template(template).render(values))
 
 
-def paragraph(text: str, kind: str = "") -> str:
-    return f"<p{f' class={kind}' if kind else ''}>{prose(text)}</p>"
+def document(title: str, lead: str, sections: Sequence[tuple[str, Markup]], note: str = "") -> str:
+    """A page about one thing, complete in itself: its lead says in a sentence what was found."""
+    css, script = (Markup((HERE / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
+    return render("page.html", title=title, lead=lead, sections=sections, note=note, css=css, script=script)
 
 
-SIGNS = {
-    SUPPORTED: "✓",
-    CONTRADICTED: "✗",
-    LEVEL: "=",
-    NOT_BEHIND: "≥",
-    INCONCLUSIVE: "?",
-    UNFINISHED: "…",
-    CEILING: "⊤",
-    FLOOR: "⊥",
-}
+# ---- cells ----
 
 
-def verdict(status: str, text: str = "") -> str:
-    """A status with its sign and colour; `text`: in other words."""
-    return f'<span class="verdict {status.replace(" ", "-")}">{SIGNS[status]} {escape(text or status)}</span>'
+@dataclass(frozen=True)
+class TableCell:
+    text: str
+    value: float | str | None = None  # what the column is sorted by
+    below: Sequence[str] = ()  # small, line by line
+    kind: str = ""  # class in page.css
+    head: bool = False
+    strength: float | None = None  # of the cell's colour
+    bar: float | None = None  # its length, of the longest
 
 
-def facts(values: dict[str, str]) -> str:
-    return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{prose(value)}</dd>" for name, value in values.items()) + "</dl>"
+def cell(text: str, value: float | str | None = None, *, small: str = "", **looks: Any) -> TableCell:
+    return TableCell(text, value, [line for line in small.split("\n") if line], **looks)
+
+
+def words(text: str) -> TableCell:
+    return TableCell(text, kind="words")
+
+
+def name_cell(mixer: str) -> TableCell:
+    """A label, and below it the name that a reader may know."""
+    title = plain_name(mixer)
+    return cell(mixer, mixer, small="" if title == mixer else title, head=True)
+
+
+def verdict_cell(verdict: Verdict | None, text: str) -> TableCell:
+    return TableCell(text if verdict is None else pieces.verdict(verdict.word, text), kind="words")
+
+
+# ---- pieces ----
+
+
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[TableCell]], *, sorts: bool = False, left: Sequence[str] = ()
+) -> Markup:
+    """left: heads of columns of words."""
+    return pieces.table(heads, rows, sorts, left)
+
+
+def paragraph(text: str, kind: str = "") -> Markup:
+    return pieces.paragraph(text, kind)
+
+
+def heading(text: str) -> Markup:
+    return pieces.heading(text)
+
+
+def facts(values: dict[str, str]) -> Markup:
+    return pieces.facts(values)
+
+
+def details(title: str, html: Markup, **looks: Any) -> Markup:
+    return pieces.details(title, html, **looks)
+
+
+def charts(figures: Sequence[Markup], wide: bool = False) -> Markup:
+    return pieces.charts(figures, wide) if figures else Markup()
 
 
 def plural(count: int, word: str) -> str:

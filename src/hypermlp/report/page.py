@@ -2,135 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+from markupsafe import Markup
 
 from hypermlp.mixers.labels import MEANING, NO_LAG
 from hypermlp.report import task_page
-from hypermlp.report.accounts import budgets, failures, origins, run_times
-from hypermlp.report.claims import (
-    CONTRADICTED,
-    INCONCLUSIVE,
-    LEVEL,
-    NOT_BEHIND,
-    SUPPORTED,
-    UNFINISHED,
-    Evidence,
-    judge_claims,
-    noise_rule,
-)
 from hypermlp.report.curves import difficulty, learning_curves
-from hypermlp.report.document import document
-from hypermlp.report.estimates import ENOUGH, NONE, interval, signed
-from hypermlp.report.folders import read_studies
 from hypermlp.report.kernels import lag_kernels
-from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, plural, prose, spread, table, verdict, words
-from hypermlp.report.predictions import REASONS, prediction_rule, predictions
+from hypermlp.report.markup import (
+    TEMPLATES,
+    TableCell,
+    cell,
+    details,
+    document,
+    duration,
+    facts,
+    name_cell,
+    paragraph,
+    pieces,
+    plural,
+    spread,
+    table,
+    verdict_cell,
+    words,
+)
+from hypermlp.report.opening import Opening, opening
 from hypermlp.report.readings import what_answers_read
 from hypermlp.report.registered import protocol_section
 from hypermlp.report.search import search_section
-from hypermlp.report.study import AVERAGE, CEILING, FLOOR, LOSS, Study
-from hypermlp.report.table1 import TITLES, Cell, columns, grid, legend, task_title
+from hypermlp.report.sources import budgets, failures, origins, run_times
+from hypermlp.report.table1 import TITLES, Cell, columns, grid, legend
+from hypermlp.report.words import claim_rule, claim_words, digits, evidence_words, gain_words, noise_rule
+from hypermlp.verdicts.claims import Claim, Evidence
+from hypermlp.verdicts.estimates import ENOUGH, NONE, signed
+from hypermlp.verdicts.judged import Judged, judge_folder
+from hypermlp.verdicts.predictions import REASONS, Prediction, prediction_rule
+from hypermlp.verdicts.results import LOSS, Results
 
 STRONG = {LOSS: 0.2}  # the difference of gains with the strongest colour; 20 for accuracies
+draw: Any = TEMPLATES.get_template("studies.html").module
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the page; `html` is trusted, so whoever writes it escapes its text."""
+def write_report(folder: Path, out: Path | None = None, studies: Sequence[Judged] | None = None) -> Path:
+    """Write the page of all runs in `folder` and below; returns its path (None: report.html in the folder).
 
-    title: str
-    html: str
-
-
-def write_report(folder: Path, out: Path | None = None, sections: Sequence[Section] = ()) -> Path:
-    """Write the page of all runs in `folder` and below; returns its path (None: report.html in the folder)."""
-    text = build_page(read_studies(folder), sections)
+    studies: what the folder holds, where it was read before.
+    """
+    text = build_page(judge_folder(folder) if studies is None else studies)
     out = out or folder / "report.html"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
     return out
 
 
-def build_page(studies: Sequence[Study], sections: Sequence[Section] = ()) -> str:
-    """`sections` first, then all studies, one below the other."""
-    parts = [(section.title, section.html) for section in sections]
-    if picture := task_page.memory(studies):
-        parts.append(("Recall against memory", picture))
-    for i, study in enumerate(studies, 1):
-        links, html = [], []
-        for j, section in enumerate(study_sections(study), 1):
-            links.append(f'<a href="#s{i}-{j}">{escape(section.title)}</a>')
-            html.append(f'<h3 id="s{i}-{j}">{escape(section.title)}</h3>{section.html}')
-        parts.append((heading(study), f"{links_of(links)}{''.join(html)}"))
-    lead = "HyperMLP, HyperGLU and their rivals, measured; the numbers of the paper (Lu and Yang, 2026) beside them."
-    return document("hypermlp: results", lead, parts)
+@dataclass(frozen=True)
+class View:
+    """A study on the page."""
+
+    opening: Opening
+    sections: list[tuple[str, Markup]]
 
 
-def links_of(links: Iterable[str]) -> str:
-    return f"<nav>{''.join(links)}</nav>"
+def build_page(studies: Sequence[Judged]) -> str:
+    """The page of one study; of several, what each of them says, and then one below the other."""
+    views = [View(opening(study), study_sections(study)) for study in studies]
+    parts = [(view.opening.title, draw.body(view, number)) for number, view in enumerate(views, 1)]
+    memory = [("Recall against memory", html)] if (html := task_page.memory([study.results for study in studies])) else []
+    if len(views) == 1:
+        (view,) = views
+        found = [("What was found", draw.summary(view.opening, False)), *view.sections]
+        return document(view.opening.title, view.opening.lead, [*found, *memory])
+    lead = f"{len(views)} studies, each with its own verdicts."
+    contents = [("What was found", draw.contents(views, 1 + len(memory)))]
+    return document("Results of several studies", lead, [*contents, *memory, *parts])
 
 
-def heading(study: Study) -> str:
-    parts = []
-    if "tasks" in study.plans:
-        parts.append(", ".join(map(task_title, study.tasks)))
-    if "mad" in study.plans:
-        parts.append(f"MAD, {study.plans['mad']['protocol']} protocol")
-    if "language" in study.plans:
-        parts.append("language modelling")
-    text = " and ".join(parts)
-    return f"{text[0].upper()}{text[1:]}" + ("" if study.folders == (".",) else f" ({', '.join(study.folders)})")
-
-
-def study_sections(study: Study) -> list[Section]:
-    if "tasks" in study.plans:
-        return task_sections(study)
-    kernels, readings = lag_kernels(study), what_answers_read(study)
-    protocol, search = protocol_section(study), search_section(study)
-    return [
-        Section("Summary", summary(study)),
-        *([Section("Protocol", protocol)] if protocol else []),
-        Section("Table 1", table1(study)),
-        Section("Learning curves", learning_curves(study)),
-        *([Section("What an answer reads", readings)] if readings else []),
-        *([Section("Learned lag kernels", kernels)] if kernels else []),
-        Section("Accuracy against difficulty", difficulty(study)),
-        Section("Claims", claim_cards(study)),
-        Section("Predictions", prediction_table(study)),
-        *([Section("Search", search)] if search else []),
-        Section("Parameter budgets", budgets(study)),
-        Section("Run times", run_times(study)),
-        Section("Failures", failures(study)),
-        Section("Provenance", origins(study)),
-    ]
-
-
-# ---- summary ----
-
-
-def task_sections(study: Study) -> list[Section]:
-    """Of a study on one task that is none of MAD's."""
-    found = {
-        "Summary": task_page.summary(study),
-        "Scores": task_page.scores(study),
-        "Slices": task_page.slices(study),
-        "Beyond the training length": task_page.beyond(study),
-        "Learning curves": learning_curves(study),
-        "Learning rates": search_section(study),
-        "Parameter budgets": budgets(study),
-        "Run times": run_times(study),
-        "Failures": failures(study),
-        "Provenance": origins(study),
+def study_sections(study: Judged) -> list[tuple[str, Markup]]:
+    """Titles and content; what there is nothing to say about is left out."""
+    results = study.results
+    if "tasks" in results.plans:
+        found = {
+            "Summary": task_page.summary(results),
+            "Scores": task_page.scores(results),
+            "Slices": task_page.slices(results),
+            "Beyond the training length": task_page.beyond(results),
+            "Learning curves": learning_curves(results),
+            "Learning rates": search_section(results),
+        }
+    else:
+        found = {
+            "Table 1": table1(results),
+            "Learning curves": learning_curves(results),
+            "What an answer reads": what_answers_read(results),
+            "Learned lag kernels": lag_kernels(results),
+            "Accuracy against difficulty": difficulty(results),
+            "Claims": claim_cards(study),
+            "Predictions": prediction_table(study.predictions, results),
+            "Protocol": protocol_section(results),
+            "Search": search_section(results),
+            "Runs": summary(results),
+        }
+    found |= {
+        "Parameter budgets": budgets(results),
+        "Run times": run_times(results),
+        "Failures": failures(results),
+        "Provenance": origins(results),
     }
-    return [Section(title, html) for title, html in found.items() if html]
+    return [(title, html) for title, html in found.items() if html]
 
 
-def summary(study: Study) -> str:
+def summary(study: Results) -> Markup:
     failed = sum(record["error"] is not None for record in study.records)
     seconds = [record["seconds"] for record in study.records if record.get("seconds") is not None]
     run = {
@@ -145,18 +130,7 @@ def summary(study: Study) -> str:
         if shown := scale(plan):
             run[f"scale, {'MAD' if kind == 'mad' else kind}"] = shown
     run["training time"] = duration(sum(seconds)) + " over all runs, without evaluations"
-    return paragraph(outcome(study), "lead") + judged(study) + facts(run)
-
-
-def judged(study: Study) -> str:
-    """The claims that this run has the labels for, each with its verdict."""
-    items = "".join(
-        f'<li class="{found.verdict.replace(" ", "-")}">{verdict(found.verdict, found.words)} {prose(found.claim.title)}'
-        f"<small>{prose(found.numbers)}</small></li>"
-        for found in judge_claims(study)
-        if found.judged
-    )
-    return f'<ul class="claims">{items}</ul>' if items else ""
+    return facts(run)
 
 
 def scale(plan: dict[str, Any]) -> str:
@@ -171,81 +145,33 @@ def plan_text(value: Any) -> str:
     return " / ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def outcome(study: Study) -> str:
-    """The main result in a few sentences."""
-    sentences = []
-    for measure in [measure for measure in (AVERAGE, LOSS) if measure in study.measures]:
-        sentences += ranking(study, measure)
-    if not sentences:
-        sentences.append("No run has a score of every task yet.")
-    claims, predicted = ([item.verdict for item in items] for items in (judge_claims(study), predictions(study)))
-    whose = "claims of the paper" if study.protocol is None else "registered claims"
-    sentences.append(f"Of {len(claims)} {whose}, {tally(claims)}.")
-    if predicted:
-        sentences.append(f"Of {plural(len(predicted), 'prediction')} of the paper's Table 4, {tally(predicted)}.")
-    cells = [cell for row in grid(study) for cell in row.cells if cell.column.key in study.tasks]
-    levels = [abs(c.measured.mean - c.paper) for c in cells if c.measured is not None and c.paper is not None]
-    if levels and not caveat(study):
-        sentences.append(f"Accuracies differ from the paper's by {fmean(levels):.1f} points on average.")
-    return " ".join(sentences)
-
-
-def ranking(study: Study, measure: str) -> list[str]:
-    """The three best."""
-    digits, sign = (3, -1) if measure == LOSS else (1, 1)
-    scores = {name: score for name in study.mixers if not name.endswith("!") and (score := study.score(name, measure))}
-    if not scores:
-        return []
-    best = sorted(scores, key=lambda name: -sign * scores[name].mean)[:3]
-    average = f"Best at {task_title(study.tasks[0]).lower()}" if len(study.tasks) == 1 else "Best MAD average"
-    what = "Lowest loss" if measure == LOSS else average
-    listed = ", ".join(f"{name} ({interval(scores[name], digits)})" for name in best)
-    return [f"{what} within the budget: {listed}."]
-
-
-def tally(verdicts: Sequence[str]) -> str:
-    order = (SUPPORTED, CONTRADICTED, LEVEL, NOT_BEHIND, CEILING, FLOOR, INCONCLUSIVE, UNFINISHED)
-    return ", ".join(f"{verdicts.count(status)} {status}" for status in order if status in verdicts)
-
-
 # ---- the grid ----
 
 
-def table1(study: Study) -> str:
+def table1(study: Results) -> Markup:
     rows = []
     for row in grid(study):
         size = cell(row.parameters_text, row.parameters, small=row.outside)
         rows.append([name_cell(row.mixer), *map(grid_cell, row.cells), size])
     heads = ["mixer", *(column.title for column in columns(study)), "parameters"]
-    rival = study.reference
-    colours = (
-        f"The colour compares gains over {escape(rival)} (“gain”, the paper’s in parentheses): "
-        '<span class="key up">more</span> or <span class="key down">less</span> than in the paper. '
-        if rival
-        else ""
-    )
-    key = (
-        '<p class="note">Below each number: the range of its seeds where there are two or three, and the paper’s number. '
-        f"{colours}“–”: not run, not finished, never reached, or not in the paper. "
-        f"{escape(legend(study))} {escape(caveat(study))}</p>"
-    )
+    key = pieces.grid_key(study.reference, f"{legend(study)} {caveat(study)}")
     return table(heads, rows, sorts=True) + key + grammar(study)
 
 
-def grammar(study: Study) -> str:
+def grammar(study: Results) -> Markup:
     """The letters of the labels that were run."""
     labels = [name for name in study.mixers if name[:1] in "SRG" and not name[1:2].isalpha()]
     letters = {letter for label in labels for letter in label}
     if not labels:
-        return ""
+        return Markup()
     meaning = {letter: text for letter, text in MEANING.items() if letter in letters - {"-"}}
     if any(set(label) & set("12") and "o" not in label for label in labels):
         meaning["no o"] = NO_LAG
     about = "A label is base-features-rank-mixing: G-cg-q-12o has base G, features c and g, rank q, mixing 12 in layout o."
-    return f'<details class="legend" open><summary>What the labels mean</summary>{paragraph(about)}{facts(meaning)}</details>'
+    return details("What the labels mean", paragraph(about) + facts(meaning), open=True, kind="legend")
 
 
-def caveat(study: Study) -> str:
+def caveat(study: Results) -> str:
     """Whether levels may be compared with the paper's at all."""
     plan = study.plans.get("mad")
     published = {"protocol": "faithful", "width": 128, "epochs": 200, "examples": None, "changes": {}}
@@ -257,87 +183,77 @@ def caveat(study: Study) -> str:
     )
 
 
-def grid_cell(shown: Cell) -> str:
-    digits, style = shown.column.digits, ""
+def grid_cell(shown: Cell) -> TableCell:
+    digits, looks = shown.column.digits, {}
     small = [shown.finished, shown.range_text, "" if shown.paper is None else f"paper {shown.paper_text}"]
     if (shift := shown.shift) is not None and shown.gain is not None and shown.paper_gain is not None:
-        strength = min(1.0, abs(shift) / STRONG.get(str(shown.column.key), 20))
         small.append(f"gain {signed(shown.gain, digits)} ({signed(shown.paper_gain, digits)})")
         if float(f"{shift:.{digits}f}"):
-            style = f' class="{"up" if shift > 0 else "down"}" style="--d:{strength:.2f}"'
+            strength = min(1.0, abs(shift) / STRONG.get(str(shown.column.key), 20))
+            looks = {"kind": "up" if shift > 0 else "down", "strength": strength}
     value = None if shown.measured is None else shown.measured.mean
-    return cell(shown.mean_text, value, small="\n".join(small), style=style)
+    return cell(shown.mean_text, value, small="\n".join(small), **looks)
 
 
 # ---- verdicts ----
 
 
-def claim_cards(study: Study) -> str:
+def claim_cards(study: Judged) -> Markup:
+    terms = study.results.terms
     about = (
-        "Gains are means over the seeds that both labels have, paired by seed; with two or three seeds their range is shown, "
+        "Gains are means over the seeds that both mixers have, paired by seed; with two or three seeds their range is shown, "
         f"from {ENOUGH} on the 95 % interval. A claim is supported if at least one of its comparisons is, and none is "
-        f"contradicted. {noise_rule(study.terms)}"
+        f"contradicted. {noise_rule(terms)}"
     )
-    html = paragraph(about, "note")
-    for i, item in enumerate(judge_claims(study), 1):
-        claim, kind = item.claim, item.verdict.replace(" ", "-")
-        deciding, others = ([e for e in item.evidence if bool(e.status) is wanted] for wanted in (True, False))
-        html += (
-            f'<div class="finding {kind}"><h4>{i}. {escape(claim.title)}: {verdict(item.verdict, item.words)}</h4>'
-            f"{paragraph(claim.text)}"
-            f"{paragraph(f'Rule: {claim.rule}.', 'note')}"
-            f"{evidence_table(study, deciding) if deciding else ''}"
-        )
-        if others:
-            html += f"<details><summary>numbers that are not judged</summary>{evidence_table(study, others)}</details>"
-        html += "</div>"
-    return html
+    cards = [claim_card(study.results, claim, number) for number, claim in enumerate(study.claims, 1)]
+    return paragraph(about, "note") + Markup().join(cards)
 
 
-def evidence_table(study: Study, evidence: Sequence[Evidence]) -> str:
-    heads = ("comparison", "status", "gain", "paper’s gain", "means", "seeds")
-    return table(heads, [evidence_row(study, item) for item in evidence])
+def claim_card(study: Results, claim: Claim, number: int) -> Markup:
+    deciding, others = ([e for e in claim.evidence if (e.verdict is not None) is wanted] for wanted in (True, False))
+    html = paragraph(claim.text) + paragraph(f"Rule: {claim_rule(claim, study.terms)}.", "note")
+    html += evidence_table(study, deciding) if deciding else ""
+    html += details("numbers that are not judged", evidence_table(study, others)) if others else ""
+    word = claim.verdict.word
+    title = Markup("{}. {}: {}").format(number, claim.title, pieces.verdict(word, claim_words(claim)))
+    return pieces.finding(word, title, html)
 
 
-def evidence_row(study: Study, item: Evidence) -> list[str]:
-    digits = item.digits
+def evidence_table(study: Results, evidence: Sequence[Evidence]) -> Markup:
+    heads = ("comparison", "verdict", "gain", "paper’s gain", "means", "seeds")
+    return table(heads, [evidence_row(study, item) for item in evidence], left=("verdict",))
+
+
+def evidence_row(study: Results, item: Evidence) -> list[TableCell]:
     means = [study.score(name, item.measure) for name in (item.better, item.worse)]
-    shown = " / ".join(NONE if score is None else f"{score.mean:.{digits}f}" for score in means)
+    shown = " / ".join(NONE if score is None else f"{score.mean:.{digits(item)}f}" for score in means)
     measure = f"{TITLES[item.measure]} saved" if item.measure == LOSS else TITLES[item.measure]
     return [
-        f'<th scope="row">{escape(f"{item.better} − {item.worse}")}<small>{escape(measure)}</small></th>',
-        f"<td>{verdict(item.status, item.words) if item.status else 'not judged'}{remark(item)}</td>",
-        cell(item.gain_text),
-        cell(NONE if item.paper is None else signed(item.paper, digits)),
+        cell(f"{item.better} − {item.worse}", small=measure, head=True),
+        verdict_cell(item.verdict, evidence_words(item)),
+        cell(gain_words(item)),
+        cell(NONE if item.paper is None else signed(item.paper, digits(item))),
         cell(shown),
         cell(str(item.gain.seeds if item.gain else 0)),
     ]
 
 
-def remark(item: Evidence) -> str:
-    """A gain that is there and does not matter is marked."""
-    return f"<small>{item.note}</small>" if item.note and item.status == INCONCLUSIVE else ""
-
-
-def prediction_table(study: Study) -> str:
+def prediction_table(found: Sequence[Prediction], study: Results) -> Markup:
     rows = []
-    for item in predictions(study):
-        found = item.evidence
+    for item in found:
+        measured = item.evidence
         rows.append(
             [
-                f'<th scope="row">{escape(TITLES[item.task])}</th>',
-                f"<td>{verdict(item.verdict, found.words)}{remark(found)}</td>",
-                cell(found.gain_text, small=found.note),
-                cell(NONE if found.paper is None else signed(found.paper, 1)),
-                cell(str(found.gain.seeds if found.gain else 0)),
+                cell(TITLES[item.task], head=True),
+                verdict_cell(item.verdict, evidence_words(measured)),
+                cell(gain_words(measured)),
+                cell(NONE if measured.paper is None else signed(measured.paper, 1)),
+                cell(str(measured.gain.seeds if measured.gain else 0)),
                 cell(item.expected),
                 words(REASONS[item.task]),
             ]
         )
     heads = ("task", "verdict", "gain", "paper", "seeds", "expected", "reason")
     intro = "The paper’s Table 4 says what sequence mixing should gain on each task, at equal parameters."
-    return (
-        paragraph(intro)
-        + table(heads, rows, left=("reason",))
-        + paragraph(f"{prediction_rule(study.terms)} {noise_rule(study.terms)}", "note")
-    )
+    rules = paragraph(f"{prediction_rule(study.terms)} {noise_rule(study.terms)}", "note")
+    return paragraph(intro) + table(heads, rows, left=("verdict", "reason")) + rules

@@ -11,12 +11,12 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from hypermlp.files import Record
-from hypermlp.report.study import full_name, title_of
 from hypermlp.report.table1 import task_title
 from hypermlp.report.terminal import Column, say, tabulate
 from hypermlp.studies.engine import Progress, Running
 from hypermlp.studies.scores import common_mean, task_scores
 from hypermlp.studies.search import PHASE
+from hypermlp.verdicts.results import full_name, title_of
 
 Scores = Callable[[Sequence[Record], int], Group]  # the table of finished runs, for a width
 

@@ -1,48 +1,48 @@
-"""The protocol of a registered study on its page: when it was fixed, what it says, what changed after the first record."""
+"""The protocol of a registered study on its page: when it was fixed, what it says, what was changed after that."""
 
 from __future__ import annotations
 
-from html import escape
+from markupsafe import Markup
 
-from hypermlp.report.markup import facts, paragraph, plural
-from hypermlp.report.study import Study
+from hypermlp.report.markup import details, facts, paragraph, pieces, plural
 from hypermlp.report.table1 import TITLES
-from hypermlp.studies.protocol import deviations
+from hypermlp.verdicts.claims import UNDECIDED
+from hypermlp.verdicts.registration import deviations
+from hypermlp.verdicts.results import Results
 
 
-def protocol_section(study: Study) -> str:
+def protocol_section(study: Results) -> Markup:
     """Empty for a study without a protocol."""
-    protocol = study.protocol
-    if protocol is None:
-        return ""
-    first = study.versions[0]
+    protocol, version = study.protocol, study.registered
+    if protocol is None or version is None:
+        return Markup()
     about = {
         "title": protocol.title,
-        "registered": f"digest {first.digest}, commit {(first.commit or 'none')[:12]} of {first.committed or 'no date'}",
-        "first run": f"after {first.date}",
+        "registered": f"digest {version.digest}, commit {(version.commit or 'none')[:12]} of {version.committed or 'no date'}",
+        "first run": f"after {version.date}",
         "seeds": f"{protocol.seeds} of the runs that count",
-        **{name: text for name, text in protocol.why.items()},
+        **protocol.why,
     }
     html = facts(about)
     for problem in study.unregistered:
         html += paragraph(f"Not registered beforehand: {problem}.", "warning")
     changed = deviations(study.versions)
     if changed:
-        html += paragraph(f"{plural(len(changed), 'deviation')} from the protocol after the first record:")
-        for version, lines in changed:
-            items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-            when = paragraph(f"{version.date}, after {plural(version.records, 'run')} (digest {version.digest})")
-            html += f'<div class="finding inconclusive">{when}<ul>{items}</ul></div>'
+        html += paragraph(
+            f"{plural(len(changed), 'deviation')} from the protocol after it was registered. They change no verdict."
+        )
+        for changes, lines in changed:
+            when = paragraph(f"{changes.date}, after {plural(changes.records, 'run')} (digest {changes.digest})")
+            html += pieces.finding(UNDECIDED, "", when + pieces.items(lines))
     else:
-        html += paragraph("Nothing was changed after the first record.")
-    html += paragraph(limits(study))
-    return html + f"<details><summary>the file</summary><pre>{escape(study.versions[-1].text)}</pre></details>"
+        html += paragraph("Nothing was changed after it was registered.")
+    return html + paragraph(limits(study)) + details("the file", pieces.pre(version.text))
 
 
-def limits(study: Study) -> str:
+def limits(study: Results) -> str:
     """Tasks that tell nothing, because all solve them or all guess."""
     found = []
     for task in study.tasks:
         bound = study.bound([mixer for mixer in study.mixers if study.score(mixer, task)], task)
-        found += [f"{TITLES[task]} is {bound} for every mixer."] if bound else []
+        found += [f"{TITLES[task]} is at {bound} for every mixer."] if bound else []
     return " ".join(found) or "No task is at ceiling or at floor for every mixer."

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 
-from hypermlp.report.estimates import NONE
-from hypermlp.report.markup import cell, duration, name_cell, paragraph, plural, table, words
-from hypermlp.report.study import Study, table_order
+from markupsafe import Markup
+
+from hypermlp.report.markup import TableCell, cell, details, duration, name_cell, paragraph, plural, table, words
 from hypermlp.report.table1 import task_title
 from hypermlp.studies.search import Outcome, Search
+from hypermlp.verdicts.estimates import NONE
+from hypermlp.verdicts.results import Results, table_order
 
 
-def search_section(study: Study) -> str:
+def search_section(study: Results) -> Markup:
     """Empty without a search."""
     if not study.searches:
-        return ""
-    html = "".join(paragraph(how(kind, plan), "note") for kind, plan in study.plans.items() if plan.get("search"))
+        return Markup()
+    html = Markup().join(paragraph(how(kind, plan), "note") for kind, plan in study.plans.items() if plan.get("search"))
     html += paragraph(findings(study))
     for setting in dict.fromkeys(setting for _, setting in study.searches):
         found = {mixer: outcome for (mixer, own), outcome in study.searches.items() if own == setting}
         title = "Language modelling" if not setting else setting_title(setting)
         rates = sorted({rate for outcome in found.values() for rate in outcome.rates})
-        heads = ["mixer", "chosen", *(f"{rate:g}" for rate in rates), "to be said"]
+        heads = ["mixer", "chosen", *(f"{rate:g}" for rate in rates), "notes"]
         rows = []
         for mixer in sorted(found, key=table_order):
             outcome = found[mixer]
             variants = [name for name in found if name.partition("@")[0] == mixer.partition("@")[0]]
-            taken = ["these ranks were chosen"] if len(variants) > 1 and (mixer, setting) in study.taken else []
+            picked = ["these ranks were chosen"] if len(variants) > 1 and (mixer, setting) in study.variants else []
             chosen = cell(NONE if outcome.rate is None else f"{outcome.rate:g}", outcome.rate)
-            rows.append([name_cell(mixer), chosen, *losses(outcome, rates), words("; ".join([*taken, *notes(outcome)]))])
-        html += f"<details><summary>{escape(title)}</summary>{table(heads, rows, left=('to be said',))}</details>"
+            rows.append([name_cell(mixer), chosen, *losses(outcome, rates), words("; ".join([*picked, *notes(outcome)]))])
+        html += details(title, table(heads, rows, left=("notes",)))
     return html
 
 
@@ -53,7 +54,7 @@ def how(kind: str, plan: dict[str, object]) -> str:
     )
 
 
-def findings(study: Study) -> str:
+def findings(study: Results) -> str:
     """How many searches there are, and what to be careful about."""
     found = list(study.searches.values())
     parts = [f"{len(found)} search{'' if len(found) == 1 else 'es'}."]
@@ -68,7 +69,8 @@ def findings(study: Study) -> str:
     for record in study.searched:
         run = tuple(record.get(name) for name in ("mixer", "setting", "seed", "lr"))
         runs[run] = max(runs.get(run, 0.0), record.get("seconds") or 0.0)
-    return " ".join([*parts, f"{plural(len(runs), 'run')}, {duration(sum(runs.values()))} of training."])
+    each = ", ".join(f"{mixer} {count}" for mixer, count in study.search_runs.items())
+    return " ".join([*parts, f"{plural(len(runs), 'run')}, {duration(sum(runs.values()))} of training: {each}."])
 
 
 def notes(outcome: Outcome) -> list[str]:
@@ -87,7 +89,7 @@ def notes(outcome: Outcome) -> list[str]:
     return found
 
 
-def losses(outcome: Outcome, rates: Sequence[float]) -> list[str]:
+def losses(outcome: Outcome, rates: Sequence[float]) -> list[TableCell]:
     """The loss of each rate at the last rung that it came to."""
     cells = []
     for rate in rates:
@@ -97,6 +99,6 @@ def losses(outcome: Outcome, rates: Sequence[float]) -> list[str]:
         rung = outcome.reached(rate)
         loss = outcome.scores[rate, rung]
         text = f"{loss:.3f}" if math.isfinite(loss) else "not finite"
-        style = ' class="chosen"' if rate == outcome.rate else ""
-        cells.append(cell(text, loss, small="" if rung == 1 else f"after {rung:.0%}", style=style))
+        kind = "chosen" if rate == outcome.rate else ""
+        cells.append(cell(text, loss, small="" if rung == 1 else f"after {rung:.0%}", kind=kind))
     return cells

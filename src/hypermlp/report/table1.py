@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.text import Text
 
 from hypermlp.paper import tables as paper
-from hypermlp.report.estimates import NONE, Estimate, estimate, interval, seeds_text, spread_rule, spread_text
 from hypermlp.report.shown import SHOWN, how_shown
-from hypermlp.report.study import AVERAGE, LOSS, Study, evaluations_until, full_name, title_of
 from hypermlp.report.terminal import Column as Head
 from hypermlp.report.terminal import say, show_table
 from hypermlp.tasks import TASKS
 from hypermlp.tasks.mad import MAD
+from hypermlp.verdicts.estimates import NONE, Estimate, estimate, interval, seeds_text, spread_rule, spread_text
+from hypermlp.verdicts.results import AVERAGE, LOSS, Results, evaluations_until, full_name, published, title_of
 
 TITLES = {**{task: SHOWN[task].title for task in MAD}, AVERAGE: "MAD average", LOSS: "Loss"}
 
@@ -26,7 +26,7 @@ def task_title(task: str) -> str:
 
 
 @dataclass(frozen=True)
-class Column:
+class Measure:
     key: str | float  # a measure of the study, or a threshold of the loss
     title: str
     digits: int
@@ -36,7 +36,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    column: Column
+    column: Measure
     measured: Estimate | None
     paper: float | None
     finished: str = ""  # how many of its runs are, where that is why there is no number
@@ -91,19 +91,19 @@ class Row:
         return count_text(self.parameters) + (f" (×{self.share:.2f})" if round(self.share, 2) != 1 else "")
 
 
-def columns(study: Study) -> list[Column]:
-    found = [Column(task, TITLES[task], 1, 1) for task in study.tasks]
+def columns(study: Results) -> list[Measure]:
+    found = [Measure(task, TITLES[task], 1, 1) for task in study.tasks]
     if len(study.tasks) > 1:
         partial = "" if len(study.tasks) == len(paper.TASKS) else f" of {len(study.tasks)}"
-        found.append(Column(AVERAGE, f"{TITLES[AVERAGE]}{partial}", 1, 1))
+        found.append(Measure(AVERAGE, f"{TITLES[AVERAGE]}{partial}", 1, 1))
     if levels := thresholds(study):
         same = levels == paper.THRESHOLDS
-        found.append(Column(LOSS, TITLES[LOSS], 3, -1, same))
-        found += [Column(level, f"Evals to {level:.1f}", 0, -1, same) for level in levels]
+        found.append(Measure(LOSS, TITLES[LOSS], 3, -1, same))
+        found += [Measure(level, f"Evals to {level:.1f}", 0, -1, same) for level in levels]
     return found
 
 
-def thresholds(study: Study) -> tuple[float, ...]:
+def thresholds(study: Results) -> tuple[float, ...]:
     """The lowest final loss of the table's labels, rounded up to a tenth, and three tenths above; in the paper 3.0 to 3.3."""
     labels = [mixer for mixer in study.mixers if mixer in paper.TABLE1] or study.mixers
     scores = [score.mean for mixer in labels if (score := study.score(mixer, LOSS)) is not None]
@@ -113,7 +113,7 @@ def thresholds(study: Study) -> tuple[float, ...]:
     return tuple((lowest + i) / 10 for i in (3, 2, 1, 0))
 
 
-def grid(study: Study) -> list[Row]:
+def grid(study: Results) -> list[Row]:
     """A row for every mixer that was run."""
     shown = columns(study)
     found = []
@@ -124,7 +124,7 @@ def grid(study: Study) -> list[Row]:
     return found
 
 
-def new_cell(study: Study, mixer: str, column: Column) -> Cell:
+def new_cell(study: Results, mixer: str, column: Measure) -> Cell:
     found = measured(study, mixer, column.key)
     settings = study.settings(column.key) if column.key in study.tasks else []
     done = sum(len(study.setting_values(mixer, setting)) for setting in settings)
@@ -133,7 +133,7 @@ def new_cell(study: Study, mixer: str, column: Column) -> Cell:
     return Cell(column, found, published(study, mixer, column.key), finished, ours, theirs)
 
 
-def gains(study: Study, mixer: str, key: str | float) -> tuple[float | None, float | None]:
+def gains(study: Results, mixer: str, key: str | float) -> tuple[float | None, float | None]:
     """How much better than the study's softmax attention, here and in the paper; None where both are at ceiling or floor."""
     rival = study.reference
     if rival is None or rival == mixer or not isinstance(key, str) or study.bound((mixer, rival), key):
@@ -144,7 +144,7 @@ def gains(study: Study, mixer: str, key: str | float) -> tuple[float | None, flo
     return None if gain is None else gain.mean, None if ours is None or theirs is None else sign * (ours - theirs)
 
 
-def measured(study: Study, mixer: str, key: str | float) -> Estimate | None:
+def measured(study: Results, mixer: str, key: str | float) -> Estimate | None:
     if isinstance(key, str):
         return study.score(mixer, key)
     counts = [evaluations_until(record, key) for (name, _), record in study.language_runs.items() if name == mixer]
@@ -152,18 +152,7 @@ def measured(study: Study, mixer: str, key: str | float) -> Estimate | None:
     return estimate(reached) if len(reached) == len(counts) else None
 
 
-def published(study: Study, mixer: str, key: str | float) -> float | None:
-    row = paper.TABLE1.get(mixer)
-    if row is None:
-        return None
-    if not isinstance(key, str):
-        return row.evaluations.get(key)
-    if key == AVERAGE:
-        return row.average if len(study.due) == len(paper.TASKS) else fmean(row.accuracy[task] for task in study.due)
-    return row.loss if key == LOSS else row.accuracy[key]
-
-
-def size(study: Study, mixer: str) -> tuple[float | None, float | None]:
+def size(study: Results, mixer: str) -> tuple[float | None, float | None]:
     """Parameters of the whole model, and their share of the largest within the budget; both are means over the settings.
 
     Those of the MAD runs, if there are any.
@@ -187,7 +176,7 @@ def count_text(count: float) -> str:
     return f"{count / 1e6:.2f}M" if count >= 1e6 else f"{count / 1e3:.1f}k"
 
 
-def show_table1(console: Console, study: Study) -> None:
+def show_table1(console: Console, study: Results) -> None:
     """The grid on the terminal, one half below the other; below each measured number the paper's."""
     rows, shown = grid(study), columns(study)
     mad = sum(column.key in (*study.tasks, AVERAGE) for column in shown)
@@ -210,7 +199,7 @@ def terminal_cell(cell: Cell) -> Text:
     return text if cell.paper is None else text.append(f"\n({cell.paper_text})", "dim")
 
 
-def table1_markdown(study: Study) -> str:
+def table1_markdown(study: Results) -> str:
     """The grid for a document; the paper's numbers are in parentheses."""
     titles = ["mixer", "parameters", *(column.title for column in columns(study))]
     lines = ["| " + " | ".join(titles) + " |", "| --- |" + " ---: |" * (len(titles) - 1)]
@@ -220,7 +209,7 @@ def table1_markdown(study: Study) -> str:
     return "\n".join(lines)
 
 
-def training_markdown(study: Study) -> str:
+def training_markdown(study: Results) -> str:
     """Language models trained side by side, for a document."""
     lines = ["| mixer | parameters | learning rate | validation loss |", "| --- | ---: | ---: | ---: |"]
     for record in sorted(study.language, key=lambda record: str(record["mixer"])):
@@ -229,7 +218,7 @@ def training_markdown(study: Study) -> str:
     return "\n".join(lines)
 
 
-def rates_markdown(study: Study) -> str:
+def rates_markdown(study: Results) -> str:
     """Validation losses of training runs by mixer and learning rate, for a document; the best of a mixer is bold."""
     found = rate_losses(study)
     rates = sorted({rate for losses in found.values() for rate in losses})
@@ -242,7 +231,7 @@ def rates_markdown(study: Study) -> str:
     return "\n".join(lines)
 
 
-def rate_losses(study: Study) -> dict[str, dict[float, float]]:
+def rate_losses(study: Results) -> dict[str, dict[float, float]]:
     """Mixer → learning rate → validation loss of its training run."""
     found: dict[str, dict[float, float]] = {}
     for record in study.language:
@@ -251,7 +240,7 @@ def rate_losses(study: Study) -> dict[str, dict[float, float]]:
     return found
 
 
-def legend(study: Study) -> str:
+def legend(study: Results) -> str:
     """How to read the numbers."""
     cells = [cell for row in grid(study) for cell in row.cells]
     accuracies = [cell.measured for cell in cells if cell.column.key in (*study.tasks, AVERAGE)]

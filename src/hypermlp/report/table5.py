@@ -6,10 +6,10 @@ import base64
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from rich.console import Group
 
@@ -19,9 +19,8 @@ from hypermlp.bench.systems import BASELINE, SYSTEMS
 from hypermlp.files import write_own
 from hypermlp.paper.tables import TABLE5, Table5Row
 from hypermlp.report.bench_pictures import LOOKS, curves, exponent, key, look
-from hypermlp.report.document import document
 from hypermlp.report.markdown import markdown_table
-from hypermlp.report.markup import cell, table
+from hypermlp.report.markup import cell, document, heading, paragraph, table
 from hypermlp.report.style import new_figure, themed
 from hypermlp.report.terminal import Column, tabulate
 
@@ -351,7 +350,7 @@ def write_page(folder: Path, out: Path | None = None, *, force: bool = False) ->
     return path
 
 
-def sections(folder: Path) -> list[tuple[str, str]]:
+def sections(folder: Path) -> list[tuple[str, Markup]]:
     """Titles and HTML of what was measured in a folder; empty if nothing was."""
     records = read_folder(folder)
     if not records:
@@ -359,34 +358,33 @@ def sections(folder: Path) -> list[tuple[str, str]]:
     made = []
     by_part = {part: next((d for n, d in records.items() if n.startswith(part)), None) for part in ("model", "growth")}
     if any(by_part.values()):
-        made.append(
-            ("Latency, memory, growth", f"<figure>{image(partial(picture, by_part['model'], by_part['growth']))}</figure>")
-        )
+        made.append(("Latency, memory, growth", image(partial(picture, by_part["model"], by_part["growth"]))))
     for name, data in records.items():
         part = name.split("-")[0]
         lead = (
             about(data) if part == "model" else f"One layer of width {data['settings']['width']}; {data['settings']['machine']}"
         )
-        html = f"<p>{escape(lead)}</p>{html(GRIDS[part](data))}"
+        html = paragraph(lead) + as_html(GRIDS[part](data))
         if part == "model":
-            html += f"<h3>Operations of a forward pass per token</h3>{html(work_grid(data))}"
+            html += heading("Operations of a forward pass per token") + as_html(work_grid(data))
         made.append((f"Table 5: {name.replace('-', ', ')}", html + origins(data)))
     return made
 
 
-def origins(data: Data) -> str:
+def origins(data: Data) -> Markup:
     lines = [f"{s['date']}: {s['command']} (commit {s['commit']}, torch {s['torch']})" for s in data["sessions"]]
-    return "".join(f'<p class="soft">{escape(line)}</p>' for line in lines)
+    return Markup().join(paragraph(line, "soft") for line in lines)
 
 
-def html(grid: Grid) -> str:
+def as_html(grid: Grid) -> Markup:
     return table(grid.heads, [[cell(text) for text in row] for row in grid.rows], sorts=True)
 
 
-def image(draw: Callable[[], Figure]) -> str:
+def image(draw: Callable[[], Figure]) -> Markup:
     """A picture as wide as the page at most, drawn for light and for dark screens."""
     light, dark = (f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in themed(draw))
-    return (
-        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-        f'<img alt="latency, memory and growth" style="max-width:100%;height:auto" src="{light}"></picture>'
+    shown = (
+        '<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{}">'
+        '<img alt="latency, memory and growth" style="max-width:100%;height:auto" src="{}"></picture></figure>'
     )
+    return Markup(shown).format(dark, light)

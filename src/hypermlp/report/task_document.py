@@ -8,19 +8,19 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from hypermlp.files import Record
-from hypermlp.report.estimates import NONE
 from hypermlp.report.markdown import markdown_table
-from hypermlp.report.study import Study, full_name, table_order, title_of
 from hypermlp.report.style import new_figure
 from hypermlp.report.table1 import task_title
 from hypermlp.report.task_page import WAYS, runs, unit
 from hypermlp.tasks import TASKS
+from hypermlp.verdicts.estimates import NONE
+from hypermlp.verdicts.results import Results, full_name, table_order, title_of
 
 
-class Column(NamedTuple):
+class Scored(NamedTuple):
     """One evaluation set of a task, or its score (set is None)."""
 
-    study: Study
+    study: Results
     set: str | None
 
     @property
@@ -50,27 +50,27 @@ class Column(NamedTuple):
         return f"{sum(values) / len(values):.{unit(self.study)[1]}f}" if values else NONE
 
 
-def columns(study: Study) -> list[Column]:
+def columns(study: Results) -> list[Scored]:
     """The score of a task, or both sets of one that has two."""
     sets = list(next(iter(study.chosen.values()))["metrics"]["sets"])
-    return [Column(study, name) for name in (sets if len(sets) == 2 else (None,))]
+    return [Scored(study, name) for name in (sets if len(sets) == 2 else (None,))]
 
 
-def ordered(studies: Sequence[Study]) -> list[Study]:
+def ordered(studies: Sequence[Results]) -> list[Results]:
     """Those with runs, in the order of the tasks."""
     known = list(TASKS)
     found = [study for study in studies if study.tasks and study.chosen]
     return sorted(found, key=lambda study: known.index(study.tasks[0]) if study.tasks[0] in known else len(known))
 
 
-def all_mixers(studies: Sequence[Study]) -> list[str]:
+def all_mixers(studies: Sequence[Results]) -> list[str]:
     return sorted({mixer for study in studies for mixer in study.mixers}, key=table_order)
 
 
 # ---- tables ----
 
 
-def document_blocks(studies: Sequence[Study]) -> dict[str, str]:
+def document_blocks(studies: Sequence[Results]) -> dict[str, str]:
     """What docs/tasks.md prints, by the names of its blocks."""
     shown = ordered(studies)
     return {
@@ -81,7 +81,7 @@ def document_blocks(studies: Sequence[Study]) -> dict[str, str]:
     }
 
 
-def scores_markdown(studies: Sequence[Study]) -> str:
+def scores_markdown(studies: Sequence[Results]) -> str:
     """Means over seeds; the best trivial answer below."""
     every = [column for study in studies for column in columns(study)]
     rows = [[full_name(mixer), *(column.text(column.values(mixer)) for column in every)] for mixer in all_mixers(studies)]
@@ -89,7 +89,7 @@ def scores_markdown(studies: Sequence[Study]) -> str:
     return markdown_table(["mixer", *(column.title for column in every)], rows)
 
 
-def rates_markdown(studies: Sequence[Study]) -> str:
+def rates_markdown(studies: Sequence[Results]) -> str:
     """The learning rates that the searches chose."""
     rows = []
     for mixer in all_mixers(studies):
@@ -101,7 +101,7 @@ def rates_markdown(studies: Sequence[Study]) -> str:
     return markdown_table(["mixer", *(task_title(study.tasks[0]) for study in studies)], rows)
 
 
-def beyond_markdown(studies: Sequence[Study]) -> str:
+def beyond_markdown(studies: Sequence[Results]) -> str:
     """Layers with lags on the shortest rows beyond the training length: as a window, and with more lags."""
     rows = []
     for study in studies:
@@ -109,13 +109,13 @@ def beyond_markdown(studies: Sequence[Study]) -> str:
             found = [run for run in runs(study, mixer, next(iter(study.all_settings))) if run.get("ways")]
             if found:
                 ways = [{"window": run["metrics"], **run["ways"]} for run in found]
-                column = Column(study, next(iter(ways[0]["hold"]["sets"])))
+                column = Scored(study, next(iter(ways[0]["hold"]["sets"])))
                 cells = (column.text([column.of(one[way]) for one in ways if way in one]) for way in WAYS)
                 rows.append([f"{task_title(study.tasks[0])}: {column.set}", full_name(mixer), *cells])
     return markdown_table(["rows", "mixer", *WAYS], rows)
 
 
-def losses_markdown(studies: Sequence[Study]) -> str:
+def losses_markdown(studies: Sequence[Results]) -> str:
     """Copying by length, the loss of a letter: where no string is right as a whole, it tells how far off they are."""
     shown = [study for study in studies if study.tasks[0] in ("copy", "copy-offsets")]
     sets = [(study, name) for study in shown for name in next(iter(study.chosen.values()))["metrics"]["sets"]]
@@ -133,7 +133,7 @@ def losses_markdown(studies: Sequence[Study]) -> str:
 # ---- the picture ----
 
 
-def picture(studies: Sequence[Study]) -> Figure:
+def picture(studies: Sequence[Results]) -> Figure:
     """A panel per task, a line per mixer, a mark per seed; triangles: the second set. Dashed: the best trivial answer."""
     shown = ordered(studies)
     mixers = all_mixers(shown)

@@ -4,42 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
+
+from markupsafe import Markup
 
 from hypermlp.files import Record
 from hypermlp.report.charts import COLOURS, Axis, Chart, Line, numeric_axis
 from hypermlp.report.curves import chart_lines, how_drawn
-from hypermlp.report.estimates import NONE, Estimate, estimate, interval
-from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, table, words
+from hypermlp.report.markup import TableCell, cell, duration, facts, heading, name_cell, paragraph, table, words
+from hypermlp.report.markup import charts as side_by_side
 from hypermlp.report.shown import how_shown, unit_of
-from hypermlp.report.study import Study
 from hypermlp.report.table1 import task_title
 from hypermlp.tasks import TASKS
 from hypermlp.train.fit import SOLVED
+from hypermlp.verdicts.estimates import NONE, Estimate, estimate, interval
+from hypermlp.verdicts.results import Results
 
 MEMORY = ("mqar",)  # families whose scores depend on how much a model remembers
 ROOM = 46  # letters that stand side by side below a chart
 PLAIN = ("accuracy", "loss", "rows", "slices")  # of a set's scores: what else there is gets a chart of its own
 
 
-def runs(study: Study, mixer: str, setting: str) -> list[Record]:
+def runs(study: Results, mixer: str, setting: str) -> list[Record]:
     """The chosen run of every seed."""
     return [record for (name, key, _), record in study.chosen.items() if (name, key) == (mixer, setting)]
 
 
-def unit(study: Study) -> tuple[float, int, str]:
+def unit(study: Results) -> tuple[float, int, str]:
     """What a score is multiplied by, its digits, and how it is called."""
     return unit_of(study.measure)
 
 
-def summary(study: Study) -> str:
+def summary(study: Results) -> Markup:
     task = study.tasks[0]
-    times, digits, name = unit(study)
+    _, digits, name = unit(study)
     sign = 1 if study.measure == "accuracy" else -1
     ranked = {mixer: score for mixer in study.mixers if (score := study.score(mixer, task)) is not None}
     best = sorted(ranked, key=lambda mixer: -sign * ranked[mixer].mean)[:3]
-    shown = ", ".join(f"{mixer} ({interval(rescale(ranked[mixer], times / 100), digits)})" for mixer in best)
+    shown = ", ".join(f"{mixer} ({interval(ranked[mixer], digits)})" for mixer in best)
     lead = f"Best {name.removesuffix(', %')}: {shown}." if best else "No run has a score yet."
     plan = study.plans["tasks"]
     known = {
@@ -54,16 +56,12 @@ def summary(study: Study) -> str:
     if task in TASKS:
         look = how_shown(TASKS[task])
         known = {"task": look.asks, **known} | ({"published": look.published} if look.published else {})
-    return paragraph(lead, "lead") + facts(known)
+    return paragraph(lead) + facts(known)
 
 
-def rescale(score: Estimate, factor: float) -> Estimate:
-    return Estimate(tuple(factor * value for value in score.values))
-
-
-def scores(study: Study) -> str:
+def scores(study: Results) -> Markup:
     """Every mixer over the headline and in each evaluation set, and the trivial answers below."""
-    html = ""
+    html = Markup()
     times, digits, name = unit(study)
     for setting in study.all_settings:
         found = {mixer: chosen for mixer in study.mixers if (chosen := runs(study, mixer, setting))}
@@ -76,7 +74,7 @@ def scores(study: Study) -> str:
             for key in sets:
                 row.append(mean_cell([run["metrics"]["sets"][key][study.measure] for run in chosen], times, digits))
             rows.append([*row, *run_cells(chosen)])
-        html += f"<h4>{escape(setting)}: {escape(name)}</h4>"
+        html += heading(f"{setting}: {name}")
         heads = ["mixer", "score", *sets, "steps", "learning rate", "state, kB"]
         html += table(heads, [*rows, *baseline_rows(study, setting, sets, times, digits)], sorts=True)
     note = (
@@ -87,7 +85,7 @@ def scores(study: Study) -> str:
     return html + paragraph(note, "note") if html else paragraph("No run has a score yet.")
 
 
-def mean_cell(values: Sequence[float], times: float, digits: int) -> str:
+def mean_cell(values: Sequence[float], times: float, digits: int) -> TableCell:
     found = estimate(times * value for value in values)
     if found is None:
         return cell(NONE)
@@ -95,7 +93,7 @@ def mean_cell(values: Sequence[float], times: float, digits: int) -> str:
     return cell(mean, found.mean, small=spread.rstrip("]"))
 
 
-def run_cells(chosen: Sequence[Record]) -> list[str]:
+def run_cells(chosen: Sequence[Record]) -> list[TableCell]:
     steps = [run["metrics"]["step"] for run in chosen]
     mean = sum(steps) / len(steps)
     solved = sum((run.get("stopped") or "").startswith(SOLVED) for run in chosen)
@@ -108,22 +106,22 @@ def run_cells(chosen: Sequence[Record]) -> list[str]:
     ]
 
 
-def baseline_rows(study: Study, setting: str, sets: Sequence[str], times: float, digits: int) -> list[list[str]]:
+def baseline_rows(study: Results, setting: str, sets: Sequence[str], times: float, digits: int) -> list[list[TableCell]]:
     known = [run["baselines"] for run in study.mad if run["setting"] == setting and run.get("baselines")]
     rows = []
     for name, found in (known[0] if known else {}).items():
         values = [found[study.measure], *(found["sets"].get(key) for key in sets)]
         shown = [cell(NONE) if value is None else cell(f"{times * value:.{digits}f}", times * value) for value in values]
-        rows.append([f'<th scope="row"><em>{escape(name)}</em><small>trivial</small></th>', *shown, *[cell("")] * 3])
+        rows.append([cell(name, small="trivial", head=True), *shown, *[cell("")] * 3])
     return rows
 
 
 # ---- slices ----
 
 
-def slices(study: Study) -> str:
+def slices(study: Results) -> Markup:
     """A chart for every set and fact that its scores are broken down by, and for every other measure."""
-    charts: list[str] = []
+    charts: list[Markup] = []
     drawn: list[Line] = []
     for setting in study.all_settings:
         samples = [run["metrics"].get("sets", {}) for (_, key, _), run in study.chosen.items() if key == setting]
@@ -137,11 +135,11 @@ def slices(study: Study) -> str:
                             charts.append(slice_chart(title, fact, list(parts), measure, lines))
                             drawn += lines
     if not charts:
-        return ""
-    return f'<div class="charts">{"".join(charts)}</div>' + paragraph(how_drawn(study, drawn), "note")
+        return Markup()
+    return side_by_side(charts) + paragraph(how_drawn(study, drawn), "note")
 
 
-def measures(study: Study, parts: Mapping[str, Any]) -> list[str]:
+def measures(study: Results, parts: Mapping[str, Any]) -> list[str]:
     one = next(iter(parts.values()))
     return (
         [study.measure]
@@ -154,7 +152,7 @@ def value_of(part: Any, measure: str) -> float:
     return float(part if isinstance(part, float) else part[measure])
 
 
-def slice_lines(study: Study, setting: str, key: str, fact: str, measure: str) -> list[Line]:
+def slice_lines(study: Results, setting: str, key: str, fact: str, measure: str) -> list[Line]:
     times = 100 if measure == "accuracy" else 1
     points: dict[str, list[tuple[float, Estimate]]] = {}
     for mixer in study.mixers:
@@ -168,7 +166,7 @@ def slice_lines(study: Study, setting: str, key: str, fact: str, measure: str) -
     return chart_lines(study, points)
 
 
-def slice_chart(title: str, fact: str, labels: Sequence[str], measure: str, lines: Sequence[Line]) -> str:
+def slice_chart(title: str, fact: str, labels: Sequence[str], measure: str, lines: Sequence[Line]) -> Markup:
     room = max(1, min(8, ROOM // (1 + max(map(len, labels)))))
     every = math.ceil(len(labels) / room)
     ticks = [(float(i), label) for i, label in enumerate(labels) if i % every == 0]
@@ -191,9 +189,9 @@ WAYS = {
 }
 
 
-def beyond(study: Study) -> str:
+def beyond(study: Results) -> Markup:
     """Layers whose parameters belong to lags can be extended in several ways."""
-    html = ""
+    html = Markup()
     times, digits, name = unit(study)
     for setting in study.all_settings:
         rows = []
@@ -210,14 +208,14 @@ def beyond(study: Study) -> str:
                 rows.append([name_cell(mixer), words(WAYS.get(way, way)), *cells])
         if rows:
             heads = ("mixer", "beyond the training length", *sets)
-            html += f"<h4>{escape(setting)}: {escape(name)}</h4>" + table(heads, rows, left=(heads[1],))
+            html += heading(f"{setting}: {name}") + table(heads, rows, left=(heads[1],))
     return html
 
 
 # ---- memory ----
 
 
-def memory(studies: Sequence[Study]) -> str:
+def memory(studies: Sequence[Results]) -> Markup:
     """Score against the bytes that a model keeps of the longest row, one point per mixer and width."""
     charts = []
     for task in dict.fromkeys(study.tasks[0] for study in studies if "tasks" in study.plans and study.tasks):
@@ -230,18 +228,18 @@ def memory(studies: Sequence[Study]) -> str:
             if points:
                 charts.append(memory_chart(task, points))
     if not charts:
-        return ""
+        return Markup()
     note = "Bytes in float32 that all layers keep of the longest row, from their caches; attention's grow with its length."
-    return f'<div class="charts wide">{"".join(charts)}</div>' + paragraph(note, "note")
+    return side_by_side(charts, wide=True) + paragraph(note, "note")
 
 
-def memory_point(study: Study, mixer: str) -> tuple[float, Estimate] | None:
+def memory_point(study: Results, mixer: str) -> tuple[float, Estimate] | None:
     found = [run for (name, _, _), run in study.chosen.items() if name == mixer and run.get("state_bytes")]
     mean = estimate(100 * run["metrics"]["accuracy"] for run in found)
     return None if mean is None else (math.log2(found[0]["state_bytes"] / 1000), mean)
 
 
-def memory_chart(task: str, points: Mapping[str, Sequence[tuple[float, Estimate]]]) -> str:
+def memory_chart(task: str, points: Mapping[str, Sequence[tuple[float, Estimate]]]) -> Markup:
     lines = []
     for i, (mixer, places) in enumerate(points.items()):
         lines.append(Line(mixer, sorted(places, key=lambda place: place[0]), i if i < COLOURS else None))

@@ -1,6 +1,7 @@
 """Configurations of training runs as files: TOML or YAML to read, TOML to write.
 
 base = "tiny"              # a named configuration that the file changes; without it the file has every field
+budget = "paper"           # how the model fits its budget: paper, inner or none (configs.py: Budget); may be left out
 [model]                    # the fields of ModelConfig, DataConfig and TrainConfig, by their names
 mixer = ["hyperglu", "softmax"]
 [data]
@@ -28,13 +29,16 @@ def read_config_file(path: Path) -> tuple[str | None, dict[str, str]]:
     """The base, if the file has one, and its fields as a command line would give them: "train.steps" → "2000"."""
     values = load(path)
     base = values.pop("base", None)
+    budget = {"budget": to_text(values.pop("budget"))} if "budget" in values else {}
     unknown = [name for name in values if name not in PARTS]
     if unknown:
-        raise ValueError(f"{path} has {', '.join(unknown)}; it may have base, and the sections {', '.join(PARTS)}")
+        raise ValueError(f"{path} has {', '.join(unknown)}; it may have base, budget, and the sections {', '.join(PARTS)}")
     for part, fields in values.items():
         if not isinstance(fields, dict):
             raise ValueError(f"{part} in {path} must be a section with fields, not {fields!r}")
-    return base, {f"{part}.{name}": to_text(value) for part, fields in values.items() for name, value in fields.items()}
+    return base, budget | {
+        f"{part}.{name}": to_text(value) for part, fields in values.items() for name, value in fields.items()
+    }
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import torch
 
@@ -17,9 +17,11 @@ from hypermlp.data.corpus import INDEX, read_index
 from hypermlp.data.tokenizers import find_tokenizer
 from hypermlp.mixers import own
 from hypermlp.mixers.labels import SAME
+from hypermlp.models.budget import match_qk
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, match_inner_width
 from hypermlp.overrides import read_overrides
 from hypermlp.paper.configs import PAPER
+from hypermlp.paper.published import published
 from hypermlp.runs.config_files import PARTS, SUFFIXES, is_config_file, read_config_file
 from hypermlp.train.config import DataConfig, RunConfig
 from hypermlp.train.language import TrainConfig
@@ -41,6 +43,14 @@ CONFIGS: dict[str, RunConfig] = {
 
 # Learning rates that were searched, by configuration and label: the best of results/rates (docs/training.md says how).
 RATES: dict[str, dict[str, float]] = {"tiny": {"G-cg-q-12o": 1.6e-2, "S-p": 2e-3, "S-pc": 8e-3}}
+# How a model is made to fit a budget of parameters, where neither its size nor its feed-forward is given:
+# paper   q and k pay: HyperGLU, HyperMLP and labels that compress them get the width, between a quarter and an eighth of the
+#         model's, at which the layer comes nearest to 4 width² (section 2.6); the rest of the model and the rivals stay
+# inner   the feed-forward pays: a changed mixer gets one as wide as makes the whole model equal to the configuration's
+# none    nothing is changed
+Budget = Literal["paper", "inner", "none"]
+BUDGETS: dict[str, Budget] = {"nanogpt-owt2": "paper", "340m-15b": "paper", "1.3b-100b": "paper"}  # the others: "inner"
+
 UNSEARCHED = 4e-3  # for other mixers there: between the highest and the lowest
 
 
@@ -48,13 +58,14 @@ def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
     """The named configuration, or that of a file, with fields changed.
 
     What follows from a changed field follows it, unless it is given too: model.length a new context, model.vocabulary a new
-    corpus or tokenizer, model.inner a new width. A new mixer is followed by model.inner, so that models stay equal in
-    parameters, and by train.lr, where rates were searched (RATES).
+    corpus or tokenizer, model.inner a new width. A new mixer is followed by its published heads and sizes, where the
+    configuration is one of Table 2 (published.py), by what the budget says (Budget), and by train.lr, where rates were
+    searched (RATES).
     A mixer of the user's own, FILE.py:CLASS, is imported here and registered if the overrides name it, not if a file does.
 
     Args:
         name: of CONFIGS, or a path that ends in .toml, .yaml or .yml.
-        overrides: such as "train.steps=100".
+        overrides: such as "train.steps=100"; "budget=inner" takes another budget than the configuration's.
 
     >>> configure("tiny", ["train.steps=100", "data.context=128"]).model.length
     128
@@ -69,19 +80,53 @@ def read_config(name: str, overrides: Iterable[str]) -> RunConfig:
     mixer = named.get("model.mixer", ())
     own.adopt([mixer] if isinstance(mixer, str) else mixer)
     changes = {**given, **named}
+    budget: Budget = changes.pop("budget", BUDGETS.get(base, "inner"))
     follow_tokenizer(start, changes)
     follow_mixer(start, RATES.get(base, {}), changes)
+    size_given = bool(changes.keys() & {"model.inner", "model.size"})
+    reference = apply(start, {key: value for key, value in changes.items() if key != "model.mixer"}).model
+    follow_published(base, changes)
     found = apply(start, changes)
-    if "model.mixer" in changes and not changes.keys() & {"model.inner", "model.size"}:
-        mixer = changes.pop("model.mixer")
-        reference = apply(start, changes).model
-        if mixer != reference.mixer:
-            model = match(found.model, reference)
-            found = dataclasses.replace(found, model=model)
-            notice.once(
-                f"model.inner={model.inner} (not {reference.inner}) gives {mixer} as many parameters as {reference.mixer}: "
-                f"{count(model):,} and {count(reference):,}"
-            )
+    if size_given or budget == "none":
+        return found
+    model = pay_with_qk(found.model) if budget == "paper" else pay_with_inner(found.model, reference)
+    return dataclasses.replace(found, model=model)
+
+
+def follow_published(base: str, changes: dict[str, Any]) -> None:
+    """Add to the changes in what a mixer's published model differs, unless they say otherwise."""
+    own = published(base, changes.get("model.mixer", ()))
+    fields = {key: value for key, value in own.items() if key == "model.mixer" or key not in changes}
+    if fields:
+        said = " ".join(f"{key}={shorten(value)}" for key, value in fields.items())
+        notice.once(f"{said}: as {changes['model.mixer']} was published at this size")
+    changes |= fields
+
+
+def shorten(value: Any) -> str:
+    return f"{value[0]},…,{value[-1]}" if isinstance(value, tuple) else str(value)
+
+
+def pay_with_qk(model: ModelConfig) -> ModelConfig:
+    """The model with the width of q and k that the paper's rule gives it; itself where the rule changes nothing."""
+    if not isinstance(model.mixer, str) or (found := match_qk(model.mixer, model.width, model.length, model.heads)) is None:
+        return model
+    notice.once(
+        f"model.size={found.size} ({found.size / model.width:.3g} of the width, q and k) gives a layer of {model.mixer} "
+        f"{found.parameters:,} parameters, {found.parameters / found.target:.3f} of 4 · {model.width}²"
+    )
+    return model.replace(size=found.size)
+
+
+def pay_with_inner(model: ModelConfig, reference: ModelConfig) -> ModelConfig:
+    """The model with a feed-forward that makes it equal to the reference; itself where both have the same mixer."""
+    if model.mixer == reference.mixer:
+        return model
+    found = match(model, reference)
+    notice.once(
+        f"model.inner={found.inner} (not {reference.inner}) gives {shorten(model.mixer)} as many parameters as "
+        f"{shorten(reference.mixer)}: {count(found):,} and {count(reference):,}"
+    )
     return found
 
 
@@ -189,4 +234,6 @@ def count(model: ModelConfig) -> int:
 def fields() -> dict[str, Any]:
     """The fields that can be changed, with their types."""
     parts = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
-    return {f"{part}.{f.name}": get_type_hints(made)[f.name] for part, made in parts.items() for f in dataclasses.fields(made)}
+    return {"budget": Budget} | {
+        f"{part}.{f.name}": get_type_hints(made)[f.name] for part, made in parts.items() for f in dataclasses.fields(made)
+    }

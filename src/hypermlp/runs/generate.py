@@ -60,7 +60,7 @@ def write_text(
     start = [tokenizer.end, *tokenizer.encode(prompt).tolist()]  # a document begins where another has ended
     if not model.has_cache:
         notice.once("this model has no cache: every token takes a pass over the whole text, which ends at model.length")
-    if model.config.style == "gpt2" or not model.has_cache:
+    if model.config.learned_positions or not model.has_cache:
         count = min(count, model.config.length - len(start))
     tokens = torch.tensor([start], device=next(model.parameters()).device)
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}

@@ -142,7 +142,7 @@ def plan_protocol(name: str, choice: Choice) -> Plan:
         name=name,
         folder=Path("runs") / "registered" / file.stem,
         studies=rules.studies,
-        mixers=tuple(rules.contestants),
+        mixers=rules.mixers,
         seeds=rules.seeds,
         protocol=rules,
         file=file,
@@ -194,7 +194,7 @@ NEW = """\
 # takes (hypermlp study cost FILE), commit it, and only then run it (hypermlp study run FILE): verdicts count as registered if
 # the file was committed before the first run.
 title = "What is asked, in a few words"
-contestants = ["G-cg-q-12o", "G-cg-q", "S-pc"]  # names and labels that hypermlp mixers lists
+mixers = ["G-cg-q-12o", "G-cg-q", "S-pc"]  # names and labels that hypermlp mixers lists
 seeds = 3
 
 [why]

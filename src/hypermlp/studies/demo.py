@@ -1,6 +1,6 @@
 """The paper's claims in minutes: six small models on two MAD tasks, and what their mixing has learned about lags.
 
-Every claim is a comparison of two models that differ in the one thing it is about (report/claims.py judges them):
+Every claim is a comparison of two models that differ in the one thing it is about (verdicts/claims.py judges them):
 
     R-cg-q-12o, R-cg-q     HyperMLP, and the same layer without mixing along the sequence
     G-cg-q-12o, S-pc       HyperGLU, and softmax attention with rotary embedding and convolutions

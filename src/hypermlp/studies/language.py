@@ -27,10 +27,10 @@ from hypermlp.data.packing import Batches
 from hypermlp.files import Record
 from hypermlp.mixers import own
 from hypermlp.models.budget import MatchedModel, match_models
-from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, published_inner, token_loss
+from hypermlp.models.lm import LanguageModel, ModelConfig, Style, count_parameters, published_inner, token_loss
 from hypermlp.paper.configs import PAPER
 from hypermlp.runs.configs import PADDING
-from hypermlp.studies.study import Study
+from hypermlp.studies.study import Study, check_given
 from hypermlp.studies.worker import RunContext, Work, run_to_the_end
 from hypermlp.train.fit import Fit
 from hypermlp.train.optimisation import Decayed, Recipe
@@ -59,12 +59,13 @@ class LanguageStudy(Study):
     final: float = 0.0  # of lr, where the cosine ends
     betas: tuple[float, float] = (0.9, 0.999)
     decayed: Decayed = "all"
+    style: Style = "gpt2"
 
     kind: ClassVar[str] = "language"
     measure: ClassVar[str] = "validation_loss"
     rate_field: ClassVar[str] = "lr"
     flat: ClassVar[bool] = True
-    since: ClassVar[tuple[str, ...]] = (*Study.since, "micro", "vocabulary", "decay", "final", "betas", "decayed")
+    since: ClassVar[tuple[str, ...]] = (*Study.since, "micro", "vocabulary", "decay", "final", "betas", "decayed", "style")
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "length", "batch", "steps", "evaluations", "sample"):
@@ -104,11 +105,13 @@ class LanguageStudy(Study):
             size=size,
             init=self.init,
             inner=inner,
-            style="gpt2",
+            style=self.style,
         )
 
     def check(self, mixers: Sequence[str], seeds: int) -> None:
         super().check(mixers, seeds)
+        if self.given is not None:
+            check_given(self.search, set(mixers), self.given.keys(), self.given.values())
         load_samples(self)
 
     def settings(self) -> dict[str, None]:
@@ -118,14 +121,15 @@ class LanguageStudy(Study):
         def build(mixer: str, size: int | None, inner: int) -> nn.Module:
             return LanguageModel(self.config(mixer, size, inner))
 
-        return match_models(mixers, self.width, self.length, build, published_inner(self.width, "gpt2"))
+        return match_models(mixers, self.width, self.length, build, published_inner(self.width, self.style))
 
     def at_rate(self, rate: float) -> Self:
         return dataclasses.replace(self, lr=rate)
 
     def jobs(self, setting: None, mixer: str, model: MatchedModel, seed: int) -> list[Any]:
         size, note = model.mixer.size, model.mixer.note
-        return [LanguageJob(mixer=mixer, seed=seed, study=self, inner=model.inner, size=size, note=note)]
+        study = self if self.given is None else dataclasses.replace(self, lr=self.given[mixer])
+        return [LanguageJob(mixer=mixer, seed=seed, study=study, inner=model.inner, size=size, note=note)]
 
 
 def nanogpt() -> dict[str, Any]:
@@ -149,6 +153,7 @@ def nanogpt() -> dict[str, Any]:
         "final": how.final,
         "betas": how.betas,
         "decayed": how.decayed,
+        "style": model.style,
         "precision": how.precision,
     }
 

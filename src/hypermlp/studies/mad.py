@@ -27,7 +27,7 @@ from hypermlp.models.budget import MatchedModel, match_models
 from hypermlp.models.lm import count_parameters, published_inner
 from hypermlp.models.mad import build_model
 from hypermlp.studies.search import Search
-from hypermlp.studies.study import Study, each_once
+from hypermlp.studies.study import Study, check_given, each_once
 from hypermlp.studies.worker import RunContext, Work, run_to_the_end
 from hypermlp.tasks import TASKS, Material, Setting
 from hypermlp.tasks.base import Sets
@@ -104,6 +104,13 @@ class TaskStudy(Study):
                 f'{self.decays}; use protocol="clean" and one decay'
             )
 
+    def check(self, mixers: Sequence[str], seeds: int) -> None:
+        super().check(mixers, seeds)
+        if self.given is not None:
+            needed = {(mixer, task) for mixer in mixers for task in self.tasks}
+            found = {(mixer, task) for mixer, rates in self.given.items() for task in rates}  # task → learning rate
+            check_given(self.search, needed, found, (rate for rates in self.given.values() for rate in rates.values()))
+
     @property
     def rules(self) -> Protocol:
         return PROTOCOLS[self.protocol]
@@ -168,7 +175,7 @@ class TaskStudy(Study):
                 size=model.mixer.size,
                 note=model.mixer.note,
             )
-            for lr in self.rates
+            for lr in (self.rates if self.given is None else (self.given[mixer][setting.task],))
             for decay in self.decays
         ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
@@ -46,13 +46,15 @@ class Study(ABC):
     precision: Precision = "float32"
     init: Init = "paper"  # how convolutions and lag factors begin, in every contestant that has them (docs/layer.md)
     search: Search | None = None  # how each mixer's learning rate is chosen on each setting; None: it is given
+    given: dict[str, Any] | None = dataclasses.field(default=None, hash=False)  # mixer → its rate, or task → its rate
 
     kind: ClassVar[str]  # of the plan and its records
     measure: ClassVar[str] = "loss"  # of a run's curve: the validation loss, by which a search chooses
     rate_field: ClassVar[str]  # what says the learning rates that a search replaces
     flat: ClassVar[bool] = False  # there is one setting, which the plan's models are not filed under
     chosen: ClassVar[tuple[str, ...]] = ()  # fields that say which runs to do, not how
-    since: ClassVar[tuple[str, ...]] = ("precision", "init", "search")  # fields that older plans lack: written unless default
+    # Fields that older plans lack: written unless they have their default.
+    since: ClassVar[tuple[str, ...]] = ("precision", "init", "search", "given")
 
     @property
     @abstractmethod
@@ -90,8 +92,8 @@ class Study(ABC):
         values: dict[str, Any] = {"study": self.kind}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            searched = self.search is not None and field.name == self.rate_field
-            if searched or field.name in self.chosen or (field.name in self.since and value == field.default):
+            decided = (self.search is not None or self.given is not None) and field.name == self.rate_field
+            if decided or field.name in self.chosen or (field.name in self.since and value == field.default):
                 continue
             value = value.to_plan() if isinstance(value, Search) else value
             values[field.name] = list(value) if isinstance(value, tuple) else value
@@ -246,6 +248,18 @@ class Agenda:
     def forget_failures(self) -> None:
         for key in [key for key, record in self.folder.records.items() if is_failed_trial(record)]:
             del self.folder.records[key]
+
+
+def check_given(search: Search | None, needed: Set[Any], found: Set[Any], rates: Iterable[float]) -> None:
+    """Learning rates that are given are there for every run, above 0, and not searched."""
+    if search is not None:
+        raise ValueError("given says the learning rates that a search would find: leave out one of them")
+    if missing := sorted(needed - found):
+        raise ValueError(f"given lacks a learning rate for {', '.join(map(str, missing))}")
+    if other := sorted(found - needed):
+        raise ValueError(f"given has a learning rate for {', '.join(map(str, other))}, which no run needs")
+    if not all(rate > 0 for rate in rates):
+        raise ValueError("learning rates that are given must be above 0")
 
 
 def each_once(name: str, values: Sequence[str]) -> None:

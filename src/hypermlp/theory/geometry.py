@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from hypermlp import ops
+from hypermlp.analysis.memory import refuse_registers
 from hypermlp.mixers.base import gather_tokens
 from hypermlp.mixers.hyper import HyperGLU
 
@@ -54,6 +55,7 @@ def layer_field(layer: HyperGLU, context: Tensor, plane: Plane, head: int = 0) -
 
     The token is the query and a slot of its own; slots are in lag order, so the first one is the token itself.
     """
+    refuse_registers(layer)
     spec = replace(layer.spec, kind="relu", norm="none")
 
     def field(places: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 from hypermlp.checks import choose_from
 
 Precision = Literal["float32", "bfloat16"]
-Decayed = Literal["matrices", "all"]
+Decayed = Literal["matrices", "two-dimensional", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,9 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, decayed: Decayed 
         model: whose parameters are grouped, each once, in the order of `model.parameters()`.
         weight_decay: of the first group; the second has 0.
         decayed: "matrices": the weights of linear layers, without a head tied to an embedding. Not embeddings, norms, biases,
-            convolutions, decay rates of recurrent mixers or lag parameters of HyperGLU. "all": every parameter.
+            convolutions, decay rates of recurrent mixers or lag parameters of HyperGLU. "two-dimensional": what has at least
+            two dimensions, nanoGPT's rule: embeddings, factors and diagonals too, but no norms, biases and other vectors.
+            "all": every parameter.
 
     >>> [len(group["params"]) for group in parameter_groups(nn.Linear(2, 3), 0.1)]
     [1, 1]
@@ -86,6 +88,8 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, decayed: Decayed 
     chosen: set[Any] = set(parameters)
     if decayed == "matrices":
         chosen = set(linear_weights(model))
+    elif decayed == "two-dimensional":
+        chosen = {p for p in parameters if p.dim() >= 2}
     return [
         {"params": [p for p in parameters if p in chosen], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p not in chosen], "weight_decay": 0.0},

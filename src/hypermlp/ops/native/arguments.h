@@ -77,18 +77,6 @@ struct hm_gate_args {
     i64 half;
 };
 
-// q, m, s1, s2 side by side in a row: q ⊙ σ(m), σ(s1), σ(s2). All contiguous.
-struct hm_gates_args {
-    i64 N, Q, S1, S2;
-    i64 nthreads;
-    void *parallel;
-    const void *y;               // (N, 2Q+S1+S2)
-    void *q, *s1, *s2;           // forward: written
-    const void *dq, *ds1, *ds2;  // backward, from here on
-    void *dy;
-    i64 half;
-};
-
 // All projections of a layer: q, its gate, both controls and the readout's gate from x, k and v from x's convolutions. Widths and
 // C are whole panels (hm_panel). All contiguous. Of the parameters: w, bias, conv_k and conv_v.
 struct hm_project_args {

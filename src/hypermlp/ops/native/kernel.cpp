@@ -46,9 +46,8 @@ template <class F> int guarded(F f) {
 // Size of a structure as compiled, for the caller to compare with its own; 0: there is none of that name.
 HM_API i64 hm_size(const char *name) {
 #define HM_SIZE(type) if (!strcmp(name, #type)) return sizeof(type);
-    HM_SIZE(hm_view) HM_SIZE(hm_args) HM_SIZE(hm_conv_args) HM_SIZE(hm_gate_args) HM_SIZE(hm_gates_args) HM_SIZE(hm_project_args)
-    HM_SIZE(hm_layer_args) HM_SIZE(hm_parameters)
-    HM_SIZE(hm_step_args) HM_SIZE(hm_scan_args)
+    HM_SIZE(hm_view) HM_SIZE(hm_args) HM_SIZE(hm_parameters) HM_SIZE(hm_conv_args) HM_SIZE(hm_gate_args) HM_SIZE(hm_project_args)
+    HM_SIZE(hm_layer_args) HM_SIZE(hm_step_args) HM_SIZE(hm_scan_args)
 #undef HM_SIZE
     return 0;
 }
@@ -69,8 +68,6 @@ HM_ENTRY(hm_conv_backward, hm_conv_args, conv_backward)
 HM_ENTRY(hm_gate_forward, hm_gate_args, gate_forward)
 HM_ENTRY(hm_gate_backward, hm_gate_args, gate_backward)
 HM_ENTRY(hm_ungate, hm_gate_args, ungate)
-HM_ENTRY(hm_gates_forward, hm_gates_args, gates_forward)
-HM_ENTRY(hm_gates_backward, hm_gates_args, gates_backward)
 #undef HM_ENTRY
 
 HM_API int hm_panel() { return NR; }

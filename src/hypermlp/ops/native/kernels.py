@@ -210,32 +210,28 @@ def run_gate(name: str, **tensors: Tensor) -> None:
 
 def gates_forward(y: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """q ⊙ σ(m1), σ(s1) and σ(s2) of y (B T C) = [q | m1 | s1 | s2]."""
-    y = whole(y, y.dtype)
-    a, (q, _, s1, s2) = gates_arguments(y, sizes), sizes
-    made = [y.new_empty(*y.shape[:2], width) for width in (q, s1, s2)]
-    a.q, a.s1, a.s2 = (pointer(t, t.shape, y.dtype) for t in made)
-    call("hm_gates_forward", a)
+    q, m1, s1, s2 = columns(y, sizes)
+    made = [y.new_empty(*y.shape[:2], part.shape[1]) for part in (q, s1, s2)]
+    for given, to in zip(({"x": q, "g": m1}, {"g": s1}, {"g": s2}), made, strict=True):
+        run_gate("hm_gate_forward", **given, y=to.flatten(0, 1))
     return made[0], made[1], made[2]
 
 
 def gates_backward(d_q: Tensor, d_s1: Tensor, d_s2: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The gradient of y."""
-    y, d_q, d_s1, d_s2 = (whole(t, y.dtype) for t in (y, d_q, d_s1, d_s2))
-    a, (q, _, s1, s2), d_y = gates_arguments(y, sizes), sizes, y.new_empty(y.shape)
-    a.dq, a.ds1, a.ds2 = (pointer(t, (*y.shape[:2], n), y.dtype) for t, n in ((d_q, q), (d_s1, s1), (d_s2, s2)))
-    a.dy = pointer(d_y, y.shape, y.dtype)
-    call("hm_gates_backward", a)
+    """The gradient of y, in one piece."""
+    d_y = y.new_empty(y.shape)
+    (q, m1, s1, s2), (to_q, to_m1, to_s1, to_s2) = columns(y, sizes), columns(d_y, sizes)
+    run_gate("hm_gate_backward", x=q, g=m1, dy=rows(d_q, y.dtype), dx=to_q, dg=to_m1)
+    for g, d, to in ((s1, d_s1, to_s1), (s2, d_s2, to_s2)):
+        run_gate("hm_gate_backward", g=g, dy=rows(d, y.dtype), dg=to)
     return d_y
 
 
-def gates_arguments(y: Tensor, sizes: Sequence[int]) -> ctypes.Structure:
-    B, T, _ = y.shape
-    q, gate, s1, s2 = sizes
-    if q != gate:
-        raise ValueError(f"a gate is as wide as what it gates, and not {gate} for {q}")
-    a = structure("hm_gates_args", B * T, q, s1, s2, dtype=y.dtype)
-    a.y = pointer(y, (B, T, sum(sizes)), y.dtype)
-    return a
+def columns(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """The rows (N C) of x, cut to columns of these widths."""
+    if x.shape[2] != sum(sizes):
+        raise ValueError(f"gates and what they gate have the widths {list(sizes)} here, and not {x.shape[2]} together")
+    return rows(x, x.dtype).split(list(sizes), dim=1)
 
 
 def rows(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -111,6 +111,18 @@ struct ProjectWork {
     }
     const float *input(i64 k) const { return !convolved || k < PK || k == PREAD ? x() : k == PK ? xk.data() : xv.data(); }
 
+    // f(k, gate) for q and both controls of the block, whose rows in y are `joined` apart.
+    template <class F> void each_gate(F f) const {
+        const float *y = at_row(p.y, P.joined);
+        for (i64 k : {PQ, PS1, PS2}) {
+            hm_gate_args gate{};
+            gate.C = gate.y_row = gate.dy_row = p.width[k];
+            gate.x_row = gate.g_row = gate.dx_row = gate.dg_row = P.joined;
+            gate.x = k == PQ ? y : nullptr, gate.g = y + P.first_row[k == PQ ? PGATE : k];
+            f(k, gate);
+        }
+    }
+
     void forward(const Conv<float> &conv) {
         convolve(conv);
         float *y = at_row(p.y, P.joined);
@@ -119,10 +131,10 @@ struct ProjectWork {
             if (p.width[k])
                 multiply<Mix>(n, p.C, input(k), p.C, P.panels_of(k), p.width[k], at_row(p.out[k], p.width[k]), p.width[k],
                               P.biases.data() + P.first_row[k], P.ones.data());
-        GatesRow<float> gates{p.width[PQ], p.width[PS1], p.width[PS2]};
-        for (i64 r = 0; r < n; r++)
-            gates.forward(y + r * P.joined, at_row(p.out[PQ], gates.Q) + r * gates.Q,
-                          at_row(p.out[PS1], gates.S1) + r * gates.S1, at_row(p.out[PS2], gates.S2) + r * gates.S2);
+        each_gate([&](i64 k, hm_gate_args &gate) {
+            gate.y = at_row(p.out[k], gate.C);
+            gate_rows<float>(gate, 0, n);
+        });
     }
     // sums: gradients of all weights, of all biases, of the taps of k and of v ([W][C], as Conv's)
     void backward(const Conv<float> &conv, float *sums) {
@@ -146,10 +158,11 @@ struct ProjectWork {
             multiply<Set>(n, p.width[PK], d_out(PK), p.width[PK], P.panels_of(PK), C, dx, C);
             multiply<Add>(n, p.width[PV], d_out(PV), p.width[PV], P.panels_of(PV), C, dx, C);
         }
-        GatesRow<float> gates{p.width[PQ], p.width[PS1], p.width[PS2]};
-        for (i64 r = 0; r < n; r++)
-            gates.backward(at_row(p.y, P.joined) + r * P.joined, d_out(PQ) + r * gates.Q, d_out(PS1) + r * gates.S1,
-                           d_out(PS2) + r * gates.S2, dy.data() + r * P.joined, bias);
+        each_gate([&](i64 k, hm_gate_args &gate) {
+            gate.dy = d_out(k), gate.dx = dy.data(), gate.dg = dy.data() + ((const float *)gate.g - at_row(p.y, P.joined));
+            gate_rows_backward<float>(gate, 0, n);
+        });
+        add_rows(n, dy.data(), P.joined, bias);
         weigh(PQ, dy.data(), P.joined);
         multiply<Add>(n, P.joined, dy.data(), P.joined, P.panels_of(PQ), C, dx, C);
         if (p.width[PREAD]) {

@@ -1,4 +1,4 @@
-"""Reads a results folder: its runs, and which of them may be compared.
+"""Reads a folder: the results of every study in it.
 
 A folder of runs has plan.json ({"plan": …, "starts": [provenance, …]}) and runs.jsonl, one record a line (studies/folder.py):
 
@@ -7,42 +7,50 @@ A folder of runs has plan.json ({"plan": …, "starts": [provenance, …]}) and 
 
 The folder of a training run (runs/train.py: run.json and metrics.jsonl) is a language record too: its validation loss.
 
-Fields that a record lacks are shown as unknown; a line without a mixer and a seed is damaged. Folders with the same plan belong
-to one study. A folder with one MAD plan and one language plan is both halves of Table 1; otherwise every plan stands alone.
+What belongs to one study is said by where it lies, never by what else is read, so a folder has the verdicts of its parts:
+
+    a folder with protocols.jsonl        all runs below it
+    mad/ and language/ side by side      the halves of Table 1
+    training runs side by side           those with equal settings
+    any other folder with runs.jsonl     alone
+
+Runs in one place whose plans differ are not compared. Fields that a record lacks are shown as unknown; a line without a mixer
+and a seed is damaged.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hypermlp.files import Record
+from hypermlp.files import Record, read_json
 from hypermlp.mixers.labels import SAME
 from hypermlp.models.lm import ModelConfig
-from hypermlp.report.study import Study, label_of
 from hypermlp.runs.configs import count
 from hypermlp.studies.folder import read_lines
-from hypermlp.studies.protocol import VERSIONS, read_versions, registration_problems
 from hypermlp.studies.search import PHASE, Choice, Outcome, Place, Search, choose, place_of, read_search
 from hypermlp.tasks import TASKS
 from hypermlp.train.run_folder import RUN, RunFolder
+from hypermlp.verdicts.registration import VERSIONS, read_versions, registration_problems
+from hypermlp.verdicts.results import Results, label_of
+
+HALVES = ("mad", "language")
 
 
 @dataclass(frozen=True)
-class Part:
+class Runs:
     """The runs of one folder and one kind."""
 
     folder: str
+    place: Path  # of the study that they belong to
     kind: str
     plan: dict[str, Any]
     starts: list[dict[str, Any]]
     records: list[Record]
     damaged: int
-    registered: Path | None = None  # the folder of its protocol
 
     @cached_property
     def searches(self) -> dict[Place, Outcome]:
@@ -68,37 +76,46 @@ class Part:
         return {name: value for name, value in self.plan.items() if name not in ("models", "own")}
 
 
-def read_studies(folder: Path) -> list[Study]:
-    """The studies below `folder`."""
-    parts = [part for path in sorted(folder.rglob("runs.jsonl")) for part in read_parts(folder, path)]
+def read_studies(folder: Path) -> list[Results]:
+    """The results of the studies in `folder` and below."""
+    parts = [part for path in sorted(folder.rglob("runs.jsonl")) for part in read_runs(folder, path)]
     trained = [RunFolder(path.parent) for path in sorted(folder.rglob(RUN))]
     parts += [read_training(folder, run) for run in trained if run.metrics.exists()]
-    groups: dict[str, list[list[Part]]] = {"mad": [], "language": [], "tasks": []}
-    for part in parts:
-        group = next((g for g in groups[part.kind] if g[0].rules == part.rules), None)
-        if group is None:
-            groups[part.kind].append([part])
-        else:
-            group.append(part)
     if not parts:
         raise ValueError(
             f"there are no finished runs in {folder} or below: a folder of results holds runs.jsonl or metrics.jsonl; "
-            "make one with, for example, hypermlp study run mad --scale quick"
+            "make one with, for example, hypermlp demo"
         )
-    mad, language = groups["mad"], groups["language"]
-    if len(mad) == len(language) == 1 and not groups["tasks"]:
-        return [new_study([*mad[0], *language[0]])]
-    return [new_study(group) for group in [*groups["tasks"], *mad, *language]]
+    places: dict[Path, dict[str, list[list[Runs]]]] = {}
+    for part in parts:
+        kind = "training" if part.plan.get("study") == "training" else part.kind
+        groups = places.setdefault(part.place, {"tasks": [], "mad": [], "language": [], "training": []})[kind]
+        group = next((own for own in groups if own[0].rules == part.rules), None)
+        if group is None:
+            groups.append([part])
+        else:
+            group.append(part)
+    found = []
+    for place, kinds in places.items():
+        if len(kinds["mad"]) == len(kinds["language"]) == 1 and not kinds["tasks"]:
+            found.append(new_results(place, [*kinds["mad"][0], *kinds["language"][0]]))
+        else:
+            found += [new_results(place, group) for kind in kinds.values() for group in kind]
+    return found
 
 
-def read_parts(root: Path, path: Path) -> list[Part]:
+def place_of_study(folder: Path) -> Path:
+    """Where the study lies that the runs of this folder belong to."""
+    folder = folder.resolve()
+    if (folder.parent / VERSIONS).exists():
+        return folder.parent
+    return folder.parent if folder.name in HALVES and not (folder / VERSIONS).exists() else folder
+
+
+def read_runs(root: Path, path: Path) -> list[Runs]:
     records, damaged = read_lines(path)
-    try:
-        head = json.loads((path.parent / "plan.json").read_text())
-    except FileNotFoundError:
-        head = {}
-    except ValueError as error:
-        raise ValueError(f"{path.parent / 'plan.json'} is not JSON ({error}); restore it, or move its folder away") from None
+    plan_file = path.parent / "plan.json"
+    head = read_json(plan_file) if plan_file.exists() else {}
     kinds: dict[tuple[str, str | None], list[Record]] = {}
     for record in records:
         kind = record.get("kind", "mad")
@@ -111,13 +128,12 @@ def read_parts(root: Path, path: Path) -> list[Part]:
     found = []
     for (kind, protocol), runs in kinds.items():
         plan = {"protocol": protocol, **head.get("plan", {})}
-        registered = next((place for place in (path.parent, path.parent.parent) if (place / VERSIONS).exists()), None)
-        found.append(Part(name, kind, plan, head.get("starts", []), runs, damaged, registered))
+        found.append(Runs(name, place_of_study(path.parent), kind, plan, head.get("starts", []), runs, damaged))
         damaged = 0  # counted once
     return found
 
 
-def read_training(root: Path, run: RunFolder) -> Part:
+def read_training(root: Path, run: RunFolder) -> Runs:
     """A training run as one language record; runs that differ in mixer, size, learning rate and seed alone are compared."""
     head = run.read()
     config = head["config"]
@@ -142,7 +158,8 @@ def read_training(root: Path, run: RunFolder) -> Part:
         "metrics": None,
     }
     plan = {"study": "training", **config["data"], **model, **how}
-    return Part(run.path.relative_to(root).as_posix(), "language", plan, head["starts"], [record], 0)
+    place = run.path.resolve().parent
+    return Runs(run.path.relative_to(root).as_posix(), place, "language", plan, head["starts"], [record], 0)
 
 
 def is_run(record: Record, kind: object) -> bool:
@@ -153,29 +170,29 @@ def is_run(record: Record, kind: object) -> bool:
     return kind == "language" or (known and {"task", "setting", "protocol"} <= record.keys())
 
 
-def new_study(parts: Sequence[Part]) -> Study:
-    """One study of several folders; of runs with the same identity the last one counts."""
+def new_results(place: Path, parts: Sequence[Runs]) -> Results:
+    """The results of a study; of runs with the same identity the last one counts, of a registered one its seeds alone."""
     tell_apart([record for part in parts if part.plan.get("study") == "training" for record in part.records])
-    runs: dict[str, dict[tuple[Any, ...], Record]] = {"mad": {}, "language": {}, "tasks": {}}
-    for part in parts:
-        for r in part.counted:
-            identity = tuple(r.get(name) for name in ("mixer", "setting", "seed", "lr", "weight_decay"))
-            runs[part.kind][identity] = r
-    starts = {part.folder: part.starts for part in parts}
-    registered = list(dict.fromkeys(part.registered for part in parts if part.registered is not None))[:1]
-    return Study(
+    registered = (place / VERSIONS).exists()
+    found = Results(
         folders=tuple(dict.fromkeys(part.folder for part in parts)),
         plans={part.kind: part.plan for part in parts},
-        starts=[start for each in starts.values() for start in each],
-        mad=[*runs["mad"].values(), *runs["tasks"].values()],
-        language=list(runs["language"].values()),
+        starts=[start for starts in {part.folder: part.starts for part in parts}.values() for start in starts],
+        mad=[],
+        language=[],
         damaged=sum(part.damaged for part in parts),
         searched=tuple(record for part in parts for record in part.records if record.get("phase") == PHASE),
         searches={place: outcome for part in parts for place, outcome in part.searches.items()},
-        taken=frozenset((choice.variant, place[1]) for part in parts for place, choice in part.choices.items()),
-        versions=tuple(version for folder in registered for version in read_versions(folder)),
-        unregistered=tuple(problem for folder in registered for problem in registration_problems(folder)),
+        variants=frozenset((choice.variant, place[1]) for part in parts for place, choice in part.choices.items()),
+        versions=tuple(read_versions(place)) if registered else (),
+        unregistered=tuple(registration_problems(place)) if registered else (),
     )
+    names = ("mixer", "setting", "seed", "lr", "weight_decay")
+    runs = {(part.kind, *(r.get(name) for name in names)): r for part in parts for r in part.counted}
+    for (kind, *_), record in runs.items():
+        if found.protocol is None or record["seed"] < found.protocol.seeds:
+            (found.language if kind == "language" else found.mad).append(record)
+    return found
 
 
 def tell_apart(trained: Sequence[Record]) -> None:

@@ -4,34 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from statistics import fmean
 
 import torch
+from markupsafe import Markup
 
 from hypermlp.files import Record
 from hypermlp.mixers import build_mixer
 from hypermlp.models.lm import count_parameters
-from hypermlp.report.estimates import NONE
-from hypermlp.report.markup import cell, duration, facts, name_cell, paragraph, plural, spread, table, words
-from hypermlp.report.study import REFERENCES, Study, final_loss, read_setting
+from hypermlp.report.markup import (
+    cell,
+    details,
+    duration,
+    facts,
+    heading,
+    name_cell,
+    paragraph,
+    pieces,
+    plural,
+    spread,
+    table,
+    words,
+)
 from hypermlp.report.table1 import count_text, task_title
+from hypermlp.verdicts.estimates import NONE
+from hypermlp.verdicts.registration import deviations
+from hypermlp.verdicts.results import REFERENCES, Results, final_loss, read_setting
 
 
-def halves(study: Study) -> list[tuple[str, list[Record]]]:
+def halves(study: Results) -> list[tuple[str, list[Record]]]:
     title = "MAD" if "tasks" not in study.plans else ", ".join(map(task_title, study.tasks))
     return [(title, study.mad), ("Language modelling", study.language)]
 
 
-def budgets(study: Study) -> str:
-    html = ""
+def budgets(study: Results) -> Markup:
+    html = Markup()
     for title, records in halves(study):
         if found := [record for record in records if record.get("parameters") is not None]:
-            html += f"<h4>{title}</h4>" + budget_table(study, found)
+            html += heading(title) + budget_table(study, found)
     return html or paragraph("No record says how many parameters its model has.")
 
 
-def budget_table(study: Study, records: Sequence[Record]) -> str:
+def budget_table(study: Results, records: Sequence[Record]) -> Markup:
     narrowest: dict[str | None, int] = {}
     for record in records:
         if record.get("inner") is not None:
@@ -64,7 +78,7 @@ def budget_table(study: Study, records: Sequence[Record]) -> str:
     return table(heads, rows, sorts=True, left=("notes",)) + paragraph(balance(records), "note")
 
 
-def mixer_parameters(study: Study, record: Record) -> int | None:
+def mixer_parameters(study: Results, record: Record) -> int | None:
     """Of one layer; None where the record does not say enough, or the mixer is not known here."""
     plan = study.plans.get(record.get("kind", "mad"), {})
     length = read_setting(record["setting"]).get("seq_len") if record.get("setting") else plan.get("length")
@@ -91,8 +105,9 @@ def balance(records: Sequence[Record]) -> str:
     )
 
 
-def run_times(study: Study) -> str:
-    html = "".join(f"<h4>{title}</h4>{shown}" for title, records in halves(study) if (shown := time_table(study, records)))
+def run_times(study: Results) -> Markup:
+    shown = [(title, time_table(study, records)) for title, records in halves(study)]
+    html = Markup().join(heading(title) + times for title, times in shown if times)
     note = (
         "Training only, one thread per run, with other runs beside it. The ratio of two mixers’ times per step is the "
         "geometric mean over the settings that both have."
@@ -100,7 +115,7 @@ def run_times(study: Study) -> str:
     return html + paragraph(note, "note") if html else paragraph("No finished run says how long it took.")
 
 
-def time_table(study: Study, records: Sequence[Record]) -> str:
+def time_table(study: Results, records: Sequence[Record]) -> Markup:
     """Also per step, since runs that solve their task end early."""
     steps: dict[str, dict[str, list[float]]] = {}
     whole: dict[str, list[float]] = {}
@@ -116,7 +131,6 @@ def time_table(study: Study, records: Sequence[Record]) -> str:
     for mixer in [mixer for mixer in study.mixers if mixer in steps]:
         ms = 1000 * fmean(fmean(values) for values in steps[mixer].values())
         ratio = ratios.get(mixer)
-        bar = "" if ratio is None else f'<span class="bar" style="--w:{ratio / largest:.3f}"></span>'
         rows.append(
             [
                 name_cell(mixer),
@@ -124,11 +138,11 @@ def time_table(study: Study, records: Sequence[Record]) -> str:
                 cell(duration(fmean(whole[mixer])), fmean(whole[mixer])),
                 cell(f"{ms:.1f}", ms),
                 cell(NONE if ratio is None else f"{ratio:.2f}", ratio),
-                f'<td class="words">{bar}</td>',
+                cell("", kind="words", bar=None if ratio is None else ratio / largest),
             ]
         )
     heads = ("mixer", "runs", "time per run", "ms per step", f"time per step ÷ that of {reference or 'softmax'}", "")
-    return table(heads, rows, sorts=True) if rows else ""
+    return table(heads, rows, sorts=True) if rows else Markup()
 
 
 def relative(own: dict[str, list[float]], reference: dict[str, list[float]]) -> float | None:
@@ -136,8 +150,8 @@ def relative(own: dict[str, list[float]], reference: dict[str, list[float]]) -> 
     return math.exp(fmean(math.log(fmean(own[place]) / fmean(reference[place])) for place in both)) if both else None
 
 
-def failures(study: Study) -> str:
-    rows, traces = [], ""
+def failures(study: Results) -> Markup:
+    rows, traces = [], Markup()
     for record in study.records:
         reason = record["error"]
         score = final_loss(record) if record.get("kind") == "language" else record["metrics"]
@@ -147,30 +161,37 @@ def failures(study: Study) -> str:
             place = record.get("setting") or "language"
             rows.append([name_cell(record["mixer"]), words(place), cell(str(record["seed"])), words(str(reason))])
             if record.get("traceback"):
-                name = escape(str(record.get("key")))
-                traces += f"<details><summary>{name}</summary><pre>{escape(str(record['traceback']))}</pre></details>"
+                traces += details(str(record.get("key")), pieces.pre(record["traceback"]))
     damaged = (
         paragraph(f"Left out: {plural(study.damaged, 'line')}, damaged or of a kind that is not known here.")
         if study.damaged
-        else ""
+        else Markup()
     )
     if not rows:
         return paragraph("Every run has a score.") + damaged
     return table(("mixer", "setting", "seed", "why"), rows, left=("setting", "why")) + traces + damaged
 
 
-def origins(study: Study) -> str:
+def origins(study: Results) -> Markup:
+    """Commits, deviations, searches, and every start of the program."""
+    commits = dict.fromkeys(str(start.get("commit") or "unknown") for start in study.starts)
+    changed = deviations(study.versions)
+    searched = [f"{mixer} {count}" for mixer, count in study.search_runs.items()]
+    known = {
+        "commits": ", ".join(commits) or "unknown",
+        "deviations": f"{len(changed)}: see the protocol" if changed else "none" if study.versions else "not registered",
+        "search runs": ", ".join(searched) or "none: no learning rate was searched",
+    }
+    html = facts(known)
     rows = []
     for start in study.starts:
         values = {name: "none" if value is None else str(value) for name, value in start.items()}
         versions = ", ".join(f"{name} {values[name]}" for name in ("hypermlp", "python", "torch") if name in values)
         machine = ", ".join(values[name] for name in ("system", "cpu", "gpu") if values.get(name, "none") != "none")
-        command = f'<td class="words"><code>{escape(values.get("command", NONE))}</code></td>'
-        when = f'<th scope="row">{escape(values.get("date", NONE))}</th>'
+        when, command = cell(values.get("date", NONE), head=True), words(values.get("command", NONE))
         rows.append([when, command, cell(values.get("commit", NONE)), words(versions), words(machine)])
     heads = ("start", "command", "commit", "versions", "machine")
-    known = table(heads, rows, left=heads[1:]) if rows else paragraph("No plan.json says where the runs come from.")
+    html += table(heads, rows, left=heads[1:]) if rows else paragraph("No plan.json says where the runs come from.")
     for kind, plan in study.plans.items():
-        values = {name: str(value) for name, value in plan.items() if value is not None}
-        known += f"<details><summary>plan, {escape(kind)}</summary>{facts(values)}</details>"
-    return known
+        html += details(f"plan, {kind}", facts({name: str(value) for name, value in plan.items() if value is not None}))
+    return html

@@ -1,4 +1,8 @@
-"""A mean over seeds, and how far it may be trusted: Student's confidence interval, or the bootstrap's."""
+"""A mean over seeds, and how far it may be trusted: Student's confidence interval, or the bootstrap's.
+
+Without scipy, which is no dependency of torch and larger than all of this package: t for whole degrees of freedom is a finite
+sum, and of five seeds there are so few resamples that the bootstrap counts all of them, where scipy's draws some.
+"""
 
 from __future__ import annotations
 

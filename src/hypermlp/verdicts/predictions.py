@@ -7,22 +7,25 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from hypermlp.paper import tables as paper
-from hypermlp.report.claims import (
-    CONTRADICTED,
-    HYPERGLU,
-    HYPERMLP,
-    INCONCLUSIVE,
-    SUPPORTED,
-    Evidence,
-    due,
-    judge,
-    paper_gain,
-)
-from hypermlp.report.estimates import Estimate, estimate
-from hypermlp.report.study import CEILING, FLOOR, Study
 from hypermlp.studies.protocol import Terms
 from hypermlp.studies.scores import common_mean
+from hypermlp.verdicts.claims import (
+    CONTRADICTED,
+    NOISE,
+    NOT_RUN,
+    NOTHING_TO_SEE,
+    SUPPORTED,
+    UNDECIDED,
+    Evidence,
+    Verdict,
+    judge,
+    paper_gain,
+    wait,
+)
+from hypermlp.verdicts.estimates import Estimate, estimate
+from hypermlp.verdicts.results import Results
 
+HYPERGLU, HYPERMLP = "G-cg-q-12o", "R-cg-q-12o"
 MIXING = ((HYPERMLP, "R-cg-q"), (HYPERGLU, "G-cg-q"))
 REASONS = {
     "compression": "the answer needs summaries of many tokens, which mixing can build as slots of their own",
@@ -51,49 +54,48 @@ class Prediction:
     evidence: Evidence
 
     @property
-    def verdict(self) -> str:
-        return self.evidence.status
+    def verdict(self) -> Verdict:
+        assert self.evidence.verdict is not None
+        return self.evidence.verdict
 
 
-def predictions(study: Study) -> list[Prediction]:
+def predictions(results: Results) -> list[Prediction]:
     """Table 4, task by task; of a registered study, its tasks."""
-    gains = {task: mixing_gains(study, task) for task in paper.TABLE4 if study.protocol is None or task in study.due}
+    gains = {task: mixing_gains(results, task) for task in paper.TABLE4 if not results.protocol or task in results.averaged}
     low = [gain.mean for task, (gain, _) in gains.items() if gain is not None and paper.TABLE4[task] == "low"]
     labels = [label for pair in MIXING for label in pair]
     found = []
     for task, (gain, in_paper) in gains.items():
         expected = paper.TABLE4[task]
-        bound = study.bound(labels, task) if task in study.tasks else ""
-        status = (
-            judge_low(gain, task, study.terms, bound) if expected == "low" else judge_high(gain, task, study.terms, bound, low)
+        bound = results.bound(labels, task) if task in results.tasks else ""
+        verdict = wait(results, gain) or judge(gain, task, "more", results.terms, bound)
+        if verdict.word not in (NOT_RUN, NOTHING_TO_SEE) and gain is not None and gain.seeds >= results.terms.seeds:
+            verdict = judge_low(gain, results.terms, verdict) if expected == "low" else judge_high(gain, low, verdict)
+        found.append(
+            Prediction(task, expected, Evidence("with mixing", "without", task, gain, in_paper, verdict, results.terms))
         )
-        item = Evidence("with mixing", "without", task, gain, in_paper, status, study.terms)
-        found.append(Prediction(task, expected, due(study, item)))
     return found
 
 
-def mixing_gains(study: Study, task: str) -> tuple[Estimate | None, float]:
+def mixing_gains(results: Results, task: str) -> tuple[Estimate | None, float]:
     """The gain of mixing on a task, and the paper's; None if no pair was run."""
-    run = [(a, b) for a, b in MIXING if study.values(a, task) and study.values(b, task)]
+    run = [(a, b) for a, b in MIXING if results.values(a, task) and results.values(b, task)]
     columns = []
     for a, b in run:
-        with_mixing, without = study.values(a, task), study.values(b, task)
+        with_mixing, without = results.values(a, task), results.values(b, task)
         columns.append({seed: with_mixing[seed] - without[seed] for seed in with_mixing.keys() & without.keys()})
-    theirs = [paper_gain(study, a, b, task) or 0.0 for a, b in run or MIXING]  # the paper has all of them
+    theirs = [paper_gain(results, a, b, task) or 0.0 for a, b in run or MIXING]  # the paper has all of them
     return estimate(common_mean(columns).values()), fmean(theirs)
 
 
-def judge_low(gain: Estimate | None, task: str, terms: Terms, bound: str) -> str:
-    status = judge(gain, task, "more", terms, bound)
-    if gain is None or status in (CEILING, FLOOR) or gain.seeds < terms.seeds:
-        return status
-    if status == SUPPORTED:
-        return CONTRADICTED
+def judge_low(gain: Estimate, terms: Terms, more: Verdict) -> Verdict:
+    """more: the verdict on a gain, which here is not expected."""
+    if more.word == SUPPORTED:
+        return Verdict(CONTRADICTED)
     far = gain.ends(terms.interval)[1] >= terms.wide * terms.points
-    return INCONCLUSIVE if far or gain.mean > terms.points else SUPPORTED
+    return Verdict(UNDECIDED, NOISE) if far or gain.mean > terms.points else Verdict(SUPPORTED)
 
 
-def judge_high(gain: Estimate | None, task: str, terms: Terms, bound: str, low: Sequence[float]) -> str:
-    status = judge(gain, task, "more", terms, bound)
-    below = gain is not None and bool(low) and gain.mean <= fmean(low)
-    return CONTRADICTED if status == SUPPORTED and below else status
+def judge_high(gain: Estimate, low: Sequence[float], more: Verdict) -> Verdict:
+    """A gain must also be above those of the tasks where little is expected."""
+    return Verdict(CONTRADICTED) if more.word == SUPPORTED and low and gain.mean <= fmean(low) else more

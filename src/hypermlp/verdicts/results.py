@@ -1,4 +1,4 @@
-"""A study as a report needs it: its runs (folders.py finds them), their scores by seed, means with confidence intervals."""
+"""The results of a study: its runs (folders.py finds them), their scores by seed, and gains of one mixer over another."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -15,25 +16,24 @@ from typing import Any
 from hypermlp.files import Record
 from hypermlp.mixers import MIXERS
 from hypermlp.mixers.labels import ALIASES, SAME, TABLE1
-from hypermlp.report.estimates import Estimate, estimate
+from hypermlp.paper import tables as paper
 from hypermlp.studies.language import LAST
 from hypermlp.studies.mad import TaskStudy
-from hypermlp.studies.protocol import Protocol, Terms, Version, read_protocol
+from hypermlp.studies.protocol import Protocol, Terms, read_protocol
 from hypermlp.studies.scores import common_mean, setting_score, task_scores
 from hypermlp.studies.search import Outcome, Place
 from hypermlp.tasks import TASKS
 from hypermlp.tasks.mad_settings import Setting, chance
+from hypermlp.verdicts.estimates import Estimate, estimate
+from hypermlp.verdicts.registration import Version, registered_version
 
 AVERAGE, LOSS = "average", "loss"  # measures beside the tasks: mean over the tasks, and the language model's loss
-CEILING, FLOOR = "at ceiling", "at floor"  # all sides of a comparison solve the task, or all guess: it shows nothing
+CEILING, FLOOR = "ceiling", "floor"  # all sides of a comparison solve the task, or all guess: it shows nothing
 REFERENCES = ("S-pc", "S-p", "S")  # softmax attention, the first of them that was run
 
 
-# ---- a study ----
-
-
 @dataclass(frozen=True)
-class Study:
+class Results:
     """All runs that may be compared with each other."""
 
     folders: tuple[str, ...]
@@ -44,13 +44,18 @@ class Study:
     damaged: int = 0  # lines that are no runs
     searched: tuple[Record, ...] = ()  # runs that only chose a learning rate
     searches: dict[Place, Outcome] = dataclasses.field(default_factory=dict)
-    taken: frozenset[Place] = frozenset()  # variants of mixers that searches chose
+    variants: frozenset[Place] = frozenset()  # of mixers, that searches chose
     versions: tuple[Version, ...] = ()  # of the protocol that it was registered by
     unregistered: tuple[str, ...] = ()  # why its runs do not count as registered beforehand
 
     @cached_property
+    def registered(self) -> Version | None:
+        """The version that counts: the one that was fixed before the first run, or else the first."""
+        return registered_version(self.versions) or next(iter(self.versions), None)
+
+    @cached_property
     def protocol(self) -> Protocol | None:
-        return read_protocol(self.versions[-1].text) if self.versions else None
+        return None if self.registered is None else read_protocol(self.registered.text)
 
     @property
     def terms(self) -> Terms:
@@ -76,7 +81,7 @@ class Study:
         return [*(task for task in TASKS if task in found), *(task for task in found if task not in TASKS)]
 
     @property
-    def due(self) -> Sequence[str]:
+    def averaged(self) -> Sequence[str]:
         """The tasks that an average is over: those of the protocol, or else all that were run."""
         half = None if self.protocol is None else self.protocol.studies.get("mad")
         return half.tasks if isinstance(half, TaskStudy) else self.tasks
@@ -85,6 +90,11 @@ class Study:
     def measure(self) -> str:
         """What runs on tasks are scored by."""
         return str(self.mad[0].get("measure", "accuracy")) if self.mad else "accuracy"
+
+    @property
+    def times(self) -> int:
+        """What scores on tasks are multiplied by, so that accuracies are in percent."""
+        return 100 if self.measure == "accuracy" else 1
 
     @cached_property
     def measures(self) -> list[str]:
@@ -127,19 +137,19 @@ class Study:
         return found
 
     @cached_property
-    def accuracies(self) -> dict[tuple[str, str], dict[int, float]]:
-        """(mixer, setting) → seed → percent."""
+    def setting_scores(self) -> dict[tuple[str, str], dict[int, float]]:
+        """(mixer, setting) → seed → score, accuracies in percent."""
         found: dict[tuple[str, str], dict[int, float]] = {}
         for (mixer, setting, seed), record in self.chosen.items():
-            found.setdefault((mixer, setting), {})[seed] = 100 * record["metrics"][self.measure]
+            found.setdefault((mixer, setting), {})[seed] = self.times * record["metrics"][self.measure]
         return found
 
     def setting_values(self, mixer: str, setting: str) -> dict[int, float]:
-        return self.accuracies.get((mixer, setting), {})
+        return self.setting_scores.get((mixer, setting), {})
 
     @cached_property
     def table(self) -> dict[tuple[str, str], dict[int, float]]:
-        """(mixer, measure) → seed → number: accuracies in percent over all settings of a task, loss in nats.
+        """(mixer, measure) → seed → number: scores over all settings of a task, accuracies in percent; loss in nats.
 
         A seed counts where nothing of it is missing, so that all means of a column are over the same things.
         """
@@ -147,8 +157,8 @@ class Study:
         scores = task_scores(self.mad)
         for mixer in self.mixers:
             for task in self.tasks:
-                found[mixer, task] = {seed: 100 * score for seed, score in scores.get((mixer, task), {}).items()}
-            found[mixer, AVERAGE] = common_mean([found.get((mixer, task), {}) for task in self.due])
+                found[mixer, task] = {seed: self.times * score for seed, score in scores.get((mixer, task), {}).items()}
+            found[mixer, AVERAGE] = common_mean([found.get((mixer, task), {}) for task in self.averaged])
             losses = {seed: final_loss(record) for (name, seed), record in self.language_runs.items() if name == mixer}
             found[mixer, LOSS] = {seed: loss for seed, loss in losses.items() if loss is not None}
         return found
@@ -195,6 +205,27 @@ class Study:
             if len(changed) == 1:
                 found.setdefault(changed[0], []).append((read_setting(key)[changed[0]], key))
         return {name: sorted([*points, (read_setting(base)[name], base)]) for name, points in found.items()}
+
+    @cached_property
+    def search_runs(self) -> dict[str, int]:
+        """Mixer → how many runs its searches took, over all settings; a run that went on from rung to rung is one."""
+        names = ("mixer", "setting", "seed", "lr")
+        runs = {tuple(record.get(name) for name in names) for record in self.searched}
+        counts = Counter(str(mixer).partition("@")[0] for mixer, *_ in runs)
+        return {mixer: counts[mixer] for mixer in sorted(counts, key=table_order)}
+
+
+def published(results: Results, mixer: str, key: str | float) -> float | None:
+    """The paper's number for a measure of these results, or for a threshold of the loss."""
+    row = paper.TABLE1.get(mixer)
+    if row is None:
+        return None
+    if not isinstance(key, str):
+        return row.evaluations.get(key)
+    if key == AVERAGE:
+        whole = len(results.averaged) == len(paper.TASKS)
+        return row.average if whole else fmean(row.accuracy[task] for task in results.averaged)
+    return row.loss if key == LOSS else row.accuracy[key]
 
 
 def table_order(mixer: str) -> tuple[float, str]:
@@ -279,3 +310,21 @@ def full_name(mixer: str) -> str:
     """The mixer, and behind it how it is called, where that is something else."""
     title = title_of(mixer)
     return f"{mixer} ({title})" if title else mixer
+
+
+NAMES = {
+    "S-pc": "softmax attention",
+    "S-p": "softmax attention without convolutions",
+    "R-pc": "ReLU attention",
+    "R-cg-q": "HyperMLP without mixing",
+    "G-cg-q": "HyperGLU without mixing",
+    "R-12o!": "ReLU attention, mixing by lag",
+    "R-12!": "ReLU attention, mixing by place",
+    "G-12o!": "GLU attention, mixing by lag",
+    "G-12!": "GLU attention, mixing by place",
+}
+
+
+def plain_name(mixer: str) -> str:
+    """What a reader may know the mixer by; the label where there is nothing else."""
+    return NAMES.get(mixer) or title_of(mixer) or mixer

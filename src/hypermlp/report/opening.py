@@ -1,0 +1,104 @@
+"""How a study's page begins: its title, what was found in one sentence, its verdicts, and where it comes from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypermlp.report.markup import plural
+from hypermlp.report.shown import unit_of
+from hypermlp.report.table1 import task_title
+from hypermlp.report.words import claim_words, numbers
+from hypermlp.verdicts.claims import WORDS
+from hypermlp.verdicts.estimates import seeds_text
+from hypermlp.verdicts.judged import Judged
+from hypermlp.verdicts.predictions import HYPERGLU, HYPERMLP
+from hypermlp.verdicts.registration import deviations
+from hypermlp.verdicts.results import AVERAGE, LOSS, Results, plain_name
+
+
+@dataclass(frozen=True)
+class ClaimLine:
+    word: str
+    text: str  # the verdict, and what limits it
+    title: str
+    numbers: str
+
+
+@dataclass(frozen=True)
+class Opening:
+    title: str
+    lead: str
+    tally: list[tuple[str, str]]  # verdict, and how many claims have it
+    problems: Sequence[str]  # why it does not count as registered
+    claims: list[ClaimLine]
+    origin: str
+
+
+def opening(study: Judged) -> Opening:
+    counts = Counter(claim.verdict.word for claim in study.claims)
+    return Opening(
+        title(study.results),
+        lead(study.results),
+        [(word, f"{counts[word]} {word}") for word in WORDS if counts[word]],
+        [f"Not registered beforehand: {problem}." for problem in study.results.unregistered],
+        [ClaimLine(claim.verdict.word, claim_words(claim), claim.title, numbers(claim)) for claim in study.claims],
+        origin(study.results),
+    )
+
+
+def title(study: Results) -> str:
+    """That of its protocol, or what was trained."""
+    if study.protocol is not None:
+        return study.protocol.title
+    tasks = [task_title(task) if i == 0 else task_title(task).lower() for i, task in enumerate(study.tasks)]
+    parts = [] if not tasks else [", ".join(tasks) if len(tasks) < 4 else f"MAD, {len(tasks)} tasks"]
+    if "language" in study.plans:
+        parts.append("language modelling")
+    text = " and ".join(parts)
+    faithful = ", faithful protocol" if any(plan.get("protocol") == "faithful" for plan in study.plans.values()) else ""
+    where = "" if study.folders == (".",) else f" ({', '.join(study.folders)})" if len(study.folders) < 4 else ""
+    return f"{text[0].upper()}{text[1:]}{faithful}{where}"
+
+
+def lead(study: Results) -> str:
+    """What was found: HyperGLU beside softmax attention, or else the two best, on each of at most two tasks."""
+    tasks = study.tasks if len(study.tasks) < 3 else [AVERAGE]
+    found = [sentence for measure in (*tasks, *([LOSS] if study.language else [])) if (sentence := standing(study, measure))]
+    if not found:
+        return "No run has a score of every task yet."
+    seeds = seeds_text(study.score(mixer, measure) for mixer in study.mixers for measure in study.measures)
+    return f"{'; '.join(found)}. {seeds[0].upper()}{seeds[1:]} of {plural(len(study.mixers), 'mixer')}."
+
+
+def standing(study: Results, measure: str) -> str:
+    scores = {mixer: score.mean for mixer in study.mixers if (score := study.score(mixer, measure)) is not None}
+    lower = measure == LOSS or study.measure != "accuracy"
+    best = sorted(scores, key=lambda mixer: scores[mixer], reverse=not lower)
+    main = next((mixer for mixer in (HYPERGLU, HYPERMLP) if mixer in scores), None)
+    pair = [main, study.reference] if main is not None and study.reference in scores else best[:2]
+    if not pair:
+        return ""
+    if measure == LOSS:
+        digits, unit, where = 3, "", "loss in language modelling"
+    else:
+        digits, percent = unit_of(study.measure)[1], " %" if study.measure == "accuracy" else ""
+        unit, where = percent, "average over MAD" if measure == AVERAGE else f"at {task_title(measure).lower()}"
+        where += "" if percent else f" ({study.measure}, lower is better)"
+    shown = ", ".join(f"{plain_name(str(mixer))} {scores[str(mixer)]:.{digits}f}{unit}" for mixer in pair)
+    return f"{shown} {where}"
+
+
+def origin(study: Results) -> str:
+    """Commits, and what was fixed before."""
+    commits = list(dict.fromkeys(str(start.get("commit") or "an unknown commit") for start in study.starts))
+    told = f"Run at {', '.join(commits)}." if commits else "Nobody wrote down which code ran."
+    if any(commit.endswith("+") for commit in commits):
+        told += " A + marks source with changes that were not committed."
+    version = study.registered
+    if version is not None and version.commit is not None:
+        changed = deviations(study.versions)
+        after = f"{plural(len(changed), 'deviation')} after that" if changed else "nothing was changed after that"
+        told += f" Registered at {version.commit[:12]} of {(version.committed or '')[:10]}, before the first run; {after}."
+    return told
