@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
-from hypermlp.analysis.theory import STATEMENTS, select
-from hypermlp.experiments.configs import CONFIGS, RunConfig, configure
-from hypermlp.experiments.published import SIZES, TABLE2_MIXERS
 
 from hypermlp.cli import app
 from hypermlp.config import HyperGLUConfig
 from hypermlp.evals.harness import SUITES
 from hypermlp.mixers.labels import ALIASES
+from hypermlp.paper.published import SIZES, TABLE2_MIXERS
 from hypermlp.paper.tables import TABLE1, TABLE2, TABLE5
 from hypermlp.report.markdown import markdown_table
+from hypermlp.runs.configs import CONFIGS, configure
+from hypermlp.theory import STATEMENTS, select
+from hypermlp.train.config import RunConfig
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "coverage.md"
@@ -62,7 +63,7 @@ EQUATIONS = [
     entry("26-30", "slots, dictionary, pool and activated measure", f"{MEMORY}:HyperTrace", "theory:E.2", "theory:E.3"),
     entry("31-32", "selection of a sub-network", "theory:C.1", "theory:C.2"),
     entry("33-34", "extension consistency and padding invariance", "theory:C.6", "theory:C.7"),
-    entry("35-37", "scores, output and boundaries of a head", "src/hypermlp/analysis/geometry.py:layer_field", "theory:C.13"),
+    entry("35-37", "scores, output and boundaries of a head", "src/hypermlp/theory/geometry.py:layer_field", "theory:C.13"),
     entry("38-41", "the polyhedral case: U, V, B(X), cells", "theory:C.10"),
     entry("42", "mixing of hyperplane normals", "theory:C.12"),
     entry("43", "deformation of boundaries", "theory:C.14"),
@@ -97,7 +98,7 @@ SECTIONS = [
     entry("2.4", "HyperMLP and HyperGLU", f"{HYPER}:HyperGLU", f"{HYPER}:HyperMLP", "src/hypermlp/config.py:HyperGLUConfig"),
     entry("2.6", "parameters: q and k pay", "src/hypermlp/models/budget.py:match_qk", "hypermlp mixers --budget"),
     entry("3.a", "labels Base-Feat-Rank-TmixLayout", "src/hypermlp/mixers/labels.py:Label", "hypermlp mixers G-cg-q-12o"),
-    entry("3.b", "language models of 340M and 1.3B", "src/hypermlp/experiments/configs.py:paper", "hypermlp train"),
+    entry("3.b", "language models of 340M and 1.3B", "src/hypermlp/paper/configs.py:fineweb", "hypermlp train"),
     entry("H.3", "learned registers", "src/hypermlp/mixers/registers.py:join", "src/hypermlp/studies/protocols/registers.toml"),
     entry(
         "H.6",
@@ -346,8 +347,8 @@ def page() -> str:
         "\n\n".join(
             [
                 "# Where the paper's things are",
-                "Every system, equation, table, figure, number of a protocol and numbered statement of the paper, and the file, "
-                f"command or record that has it here; where there is none, the reason ({absent} times). "
+                "Every system, equation, table, figure, number of a protocol and numbered statement of the paper, and the "
+                f"file, command or record that has it here; where there is none, the reason ({absent} times). "
                 "`python docs/make_coverage.py` writes this page after looking up every pointer and comparing every number.",
                 "## Numbers of the protocols",
                 markdown_table(("where", "what", "the paper", "here", "in"), numbers).replace("| ---: ", "| --- "),
