@@ -34,12 +34,12 @@ MODULES = sorted(
 # A package may import those to its left, and siblings within itself. `data` and `tasks` need only what lies around ops.
 ORDER = [
     {"checks", "errors"},
-    {"batch", "config", "eval_mode", "provenance", "cache", "notice", "files", "interrupts", "allocator"},
+    {"overrides", "batch", "config", "eval_mode", "provenance", "cache", "notice", "files", "interrupts", "allocator"},
     {"ops"},
     {"mixers"},
     {"models"},
-    {"train", "evals", "bench", "analysis", "theory"},
-    {"paper"},
+    {"train", "evals", "bench", "analysis"},
+    {"paper", "theory"},
     {"runs"},
     {"studies"},
     {"verdicts"},

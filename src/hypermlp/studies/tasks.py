@@ -198,12 +198,17 @@ def scaled_studies(
                 own=place,
                 changes={name: read_changes(name, changes)} if changes else {},
                 init=choose_init(init, scale),
-                search=Search(rates=rates, rungs=(0.3, 1.0), keep=0.33, widen=1) if searched else None,
+                search=choose_rates(rates) if searched else None,
                 width=width or numbers.width,
                 depth=depth or numbers.depth,
                 batch=batch or numbers.batch,
             )
     return found
+
+
+def choose_rates(rates: tuple[float, ...]) -> Search:
+    """A search among these rates; the usual one, where a scale has a single rate."""
+    return Search(rates=rates, rungs=(0.3, 1.0), keep=0.33, widen=1) if len(rates) > 1 else choose_search()
 
 
 def read_changes(task: str, changes: Sequence[str]) -> dict[str, Any]:
