@@ -149,6 +149,25 @@ def test_bench_decode_measures_checks_and_records(tmp_path: Path) -> None:
     assert (tmp_path / "decode.png").stat().st_size > 10_000
 
 
+def test_bench_latency_times_every_token_and_resumes(tmp_path: Path) -> None:
+    command = ["bench", "latency", "context=16,24", "width=48", "steps=40", "--out", str(tmp_path)]
+    done = hypermlp(*command, "batch=1", "weights=float32")
+    assert done.returncode == 0, done.stderr
+    first = json.loads((tmp_path / "latency.json").read_text())["rows"]
+    assert {row["contestant"] for row in first} == {"hyperglu", "softmax 12 heads", "mamba", "gated_deltanet"}
+    done = hypermlp(*command, "batch=1", "weights=float32,int8")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "latency.json").read_text())["rows"]
+    assert rows[: len(first)] == first
+    assert len(rows) == 2 * len(first)
+    for row in rows:
+        assert 0 < row["p50"] <= row["p99"] <= row["p99.9"] <= row["worst"]
+        assert sum(number for _, number in row["distribution"]) == 40
+        assert row["first_ms"] > 0
+    assert (tmp_path / "latency.png").stat().st_size > 10_000
+    assert hypermlp(*command, "batch=1", "threads=1").returncode != 0  # other settings
+
+
 @pytest.mark.parametrize("arguments, folder", [((), "runs/demo"), (("--quick",), "runs/demo-quick"), (("--out", "x"), "x")])
 def test_demo_runs_its_plan_in_a_folder_of_its_own(
     arguments: tuple[str, ...], folder: str, monkeypatch: pytest.MonkeyPatch
@@ -180,6 +199,9 @@ def test_demo_runs_its_plan_in_a_folder_of_its_own(
         ("bench", "layer", "against=nowhere.py"),
         ("bench", "layer", "threads=two"),
         ("bench", "decode", "context=4"),
+        ("bench", "latency", "weights=int4"),
+        ("bench", "latency", "only=nobody"),
+        ("bench", "latency", "width=100"),
     ],
 )
 def test_a_mistake_is_refused_with_a_message_and_no_traceback(

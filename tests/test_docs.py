@@ -48,6 +48,7 @@ SMALL = {
     "hypermlp bench layer": "rounds=1 threads=1 memory=false",
     "hypermlp bench mixers": "rounds=1 threads=1 memory=false",
     "hypermlp bench decode": "context=20 batch=1 width=48 rounds=1",
+    "hypermlp bench latency": "context=16 batch=1 weights=float32 width=48 steps=8 threads=1",
     "hypermlp bench model": "mad=2x32x32 language=1x32x32 depth=1 vocabulary=32 rounds=1 threads=1",
     "hypermlp bench profile": "shape=1x32x32",
 }
@@ -89,7 +90,7 @@ def make_small(command: str) -> list[str]:
     for pattern, smaller in SUBSTITUTES.items():
         command = re.sub(pattern, smaller, command)
     kind = re.search(
-        r"hypermlp (--?\w+|\w+ (list|show|run|report|prepare|layer|mixers|decode|model|profile)(?= |$)|\w+)", command
+        r"hypermlp (--?\w+|\w+ (list|show|run|report|prepare|layer|mixers|decode|latency|model|profile)(?= |$)|\w+)", command
     )
     assert kind is not None, f"{command}: what does it run?"
     found = " ".join(kind[0].split())

@@ -17,6 +17,7 @@ SMALL = {
     "hugging_face_lora": ["--steps", "2"],
     "own_mixer": ["--steps", "2"],
     "streaming": [],
+    "real_time": [],
 }
 
 
@@ -38,6 +39,20 @@ def test_every_example_is_run_and_described() -> None:
 def test_an_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     shown = run(name, tmp_path, monkeypatch, capfd)
     assert {"own_gpt": "step    2", "own_mixer": "S-pc", "train_save_generate": "def parse_"}.get(name, "it writes") in shown
+
+
+def test_real_time_answers_what_it_can_and_drops_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    threads = torch.get_num_threads()
+    try:
+        shown = run("real_time", tmp_path, monkeypatch, capfd)
+    finally:
+        torch.set_num_threads(threads)
+    assert shown.startswith("model (native)")
+    assert "a burst of 2000: answered 4, dropped 1996" in shown
+    answered, dropped = (int(re.search(rf"{word} (\d+)", shown)[1]) for word in ("answered", "dropped"))
+    assert answered + dropped == 256
 
 
 def check_differences(text: str) -> None:

@@ -12,6 +12,7 @@ from hypermlp.mixers.hyper import HyperGLU, HyperMLP
 if TYPE_CHECKING:
     from hypermlp.cache import Cache
     from hypermlp.mixers import Mixer, build_mixer
+    from hypermlp.mixers.int8 import quantize
     from hypermlp.models.generate import generate
     from hypermlp.models.lm import LanguageModel, ModelConfig
     from hypermlp.models.saved import load_model, save_model
@@ -31,6 +32,7 @@ __all__ = [
     "load_model",
     "muon_parameters",
     "parameter_groups",
+    "quantize",
     "save_model",
 ]
 
@@ -46,6 +48,7 @@ _LATER = {
     "load_model": "hypermlp.models.saved",
     "muon_parameters": "hypermlp.train.optimisation",
     "parameter_groups": "hypermlp.train.optimisation",
+    "quantize": "hypermlp.mixers.int8",
     "save_model": "hypermlp.models.saved",
 }
 

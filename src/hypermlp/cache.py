@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +78,15 @@ class Cache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Cache:
-        """Empty, with room for max_len tokens, or for all that a window ever needs (it grows when there are more)."""
+        """An empty cache.
+
+        Args:
+            spec: what the mixer remembers.
+            batch: rows, a sequence in each.
+            rewind: tokens that crop can always undo; None: as the spec says.
+            max_len: tokens that it has room for from the start, at most what a window ever needs; None: it grows.
+            dtype, device: of what it holds.
+        """
         rewind = spec.rewind if rewind is None else rewind
         for name, value, least in (
             ("batch_size", batch, 0),
@@ -171,9 +180,19 @@ class Cache:
             spans.append([b, 0, n, begin, begin + seen - first + n])
         return spans
 
-    def commit(self, inputs: Tensor, counts: list[int]) -> None:
-        """Count the new tokens as held, now that their slots are written; `inputs` (B T C) are what they were made from."""
-        self.remember(inputs, counts)
+    def standing(self) -> tuple[Any, ...]:
+        """What the next reservation depends on."""
+        return self.room, self.window, self.rewind, self.seen, self.oldest
+
+    def commit(self, inputs: Tensor | None, counts: list[int]) -> None:
+        """Count the first counts[b] new tokens of each row as held, now that their slots are written.
+
+        inputs: see append; None where they are written too, at `tail`, and counts are alike.
+        """
+        if inputs is None:
+            self._remembered(counts)
+        else:
+            self.remember(inputs, counts)
         self.seen = [seen + n for seen, n in zip(self.seen, counts, strict=True)]
         self.oldest = [max(oldest, seen - self.room) for oldest, seen in zip(self.oldest, self.seen, strict=True)]
 
@@ -188,14 +207,23 @@ class Cache:
         keep = self.keep
         if keep == 0 or not counts:
             return
-        self.known = [min(keep, known + n) for known, n in zip(self.known, counts, strict=True)]
         if min(counts) == max(counts):
             copy(inputs, [0] * len(counts), self.inputs, [self.tail] * len(counts), counts)
-            self.tail = (self.tail + counts[0]) % keep
+            self._remembered(counts)
             return
+        self._know(counts)
         joined = torch.cat([self.recent, inputs.to(self.inputs.dtype)], dim=1)
         place = torch.tensor(counts, device=joined.device)[:, None] + torch.arange(keep, device=joined.device)
         self._set_recent(joined.gather(1, place[..., None].expand(-1, -1, joined.shape[2])))
+
+    def _remembered(self, counts: list[int]) -> None:
+        """As many inputs of each row are written at `tail`."""
+        if self.keep and counts:
+            self._know(counts)
+            self.tail = (self.tail + counts[0]) % self.keep
+
+    def _know(self, counts: list[int]) -> None:
+        self.known = [min(self.keep, known + n) for known, n in zip(self.known, counts, strict=True)]
 
     def _set_recent(self, values: Tensor) -> None:
         self.inputs.copy_(values)
@@ -331,6 +359,7 @@ class Cache:
         return self._with({name: t.index_select(0, index.to(t.device)) for name, t in self._state().items()})
 
     def clone(self) -> Cache:
+        """A copy that shares no memory with this one."""
         return self._with(self.state_dict())
 
     @staticmethod
@@ -382,6 +411,35 @@ class Cache:
 
     def __repr__(self) -> str:
         return f"Cache(lengths={self.seen}, window={self.window}, room={self.room}, nbytes={self.nbytes:,})"
+
+
+def reserve_all(caches: Sequence[Cache], counts: list[int]) -> list[list[list[int]]]:
+    """`reserve` of every layer's cache; they mostly stand alike, and then one answer holds for all."""
+    first = caches[0]
+    before = first.standing()
+    spans = first.reserve(counts)
+    alike = first.room == before[0]
+    found = [spans]
+    for cache in caches[1:]:
+        if alike and cache.standing() == before:
+            cache.oldest = first.oldest.copy()
+            found.append(spans)
+        else:
+            found.append(cache.reserve(counts))
+    return found
+
+
+def commit_all(caches: Sequence[Cache], counts: list[int]) -> None:
+    """`commit` of what compiled code has written into every layer's cache."""
+    first = caches[0]
+    before, known = first.standing(), first.known
+    first.commit(None, counts)
+    for cache in caches[1:]:
+        if cache.standing() == before and cache.known == known and cache.keep == first.keep:
+            cache.seen, cache.oldest, cache.known = first.seen.copy(), first.oldest.copy(), first.known.copy()
+            cache.tail = (cache.tail + counts[0]) % cache.keep if cache.keep else 0
+        else:
+            cache.commit(None, counts)
 
 
 def on_host(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:

@@ -182,10 +182,12 @@ class HyperGLUConfig:
         return cls(**values)
 
     def to_json(self) -> str:
+        """All fields as a JSON object."""
         return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> HyperGLUConfig:
+        """The configuration that to_json wrote."""
         return cls.from_dict(json.loads(text))
 
     def _check_types(self) -> None:

@@ -247,7 +247,7 @@ def test_crop_goes_back_all_of_rewind_wherever_the_window_lies() -> None:
 
 def test_a_failed_step_in_a_full_ring_takes_nothing_that_crop_may_go_back_to(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = make_layer(dtype=torch.float32, block_size=6, use_kv_conv=False).eval()
-    x, cache, real = randn(1, 80, WIDTH, dtype=torch.float32), layer.new_cache(1, rewind=5), native.step
+    x, cache, real = randn(1, 80, WIDTH, dtype=torch.float32), layer.new_cache(1, rewind=5), native.decode.LayerCall.run
 
     def fail_late(*given: object) -> Tensor:
         real(*given)  # the slot is written
@@ -258,7 +258,7 @@ def test_a_failed_step_in_a_full_ring_takes_nothing_that_crop_may_go_back_to(mon
         for part in x[:, :50].split(1, dim=1):
             layer(part, cache=cache)
         with monkeypatch.context() as m:
-            m.setattr(native, "step", fail_late)
+            m.setattr(native.decode.LayerCall, "run", fail_late)
             with pytest.raises(MemoryError):
                 layer(x[:, 60:61], cache=cache)
         assert cache.lengths.tolist() == [50]

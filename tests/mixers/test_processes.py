@@ -51,7 +51,7 @@ def attempt(name: str, recipe: str, mesh: DeviceMesh) -> str | float:
 
 
 def decode(recipe: str, mesh: DeviceMesh) -> str:
-    """What a softmax layer says about a cache when its heads are split; nothing where it decodes rightly."""
+    """What a softmax layer says while it decodes; nothing where it does so rightly."""
     mixer, x = perturb(build_mixer("softmax", WIDTH, LENGTH)), randn(2, T, WIDTH, dtype=torch.float32)
     with torch.no_grad():
         expected = mixer(x)
@@ -123,7 +123,8 @@ def test_divided_parameters(name: str, results: list[dict[tuple[str, str], str |
         assert result[name, "fully_shard"] < 1e-5
 
 
-def test_decoding_is_right_or_refused(results: list[dict[tuple[str, str], str | float]]) -> None:
+def test_decoding(results: list[dict[tuple[str, str], str | float]]) -> None:
+    """Each process keeps the heads that it computes."""
     for result in results:
         assert result["decoding", "fully_shard"] == ""
-        assert "generate with use_cache=False" in str(result["decoding", "llama"])
+        assert result["decoding", "llama"] == ""

@@ -306,7 +306,7 @@ def test_an_unfinished_step_leaves_the_cache_as_it_was(monkeypatch: pytest.Monke
         expected = layer(x)
         layer(x[:, :3], cache=cache)
         with monkeypatch.context() as m:
-            m.setattr(native, "step", fail)
+            m.setattr(native.decode.LayerCall, "run", fail)
             with pytest.raises(MemoryError):
                 layer(x[:, 3:4], cache=cache)
         assert cache.lengths.tolist() == [3]

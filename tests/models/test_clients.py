@@ -1,6 +1,8 @@
-"""The guides of docs/clients run as printed, in processes of their own: tools that nobody here wrote, on an exported model."""
+"""The guides of docs/clients run as printed, in processes of their own: tools that nobody here wrote, on an exported model.
 
-import json
+Guides of tools that the tests do not install (HOSTS) are tried by hand; tests/mixers/test_hosts.py does what those hosts do.
+"""
+
 import os
 import re
 import socket
@@ -18,20 +20,7 @@ from hypermlp.models.lm import LanguageModel, ModelConfig
 
 GUIDES = Path(__file__).parents[2] / "docs" / "clients"
 PORT = "8000"  # as printed in the guide
-TASK = """
-task: sums
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: sums.jsonl
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{question}}"
-doc_to_choice: "{{choices}}"
-doc_to_target: answer
-metric_list:
-  - metric: acc
-"""
+HOSTS = ("x-transformers", "zoology", "mad-lab", "lightning")
 
 
 def blocks(guide: str, kind: str) -> list[str]:
@@ -44,9 +33,8 @@ def folder(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     net = LanguageModel(ModelConfig(vocabulary=257, width=32, depth=2, length=128, mixer=("hyperglu", "softmax")))
     export(net, tmp_path / "my-model", {"kind": "bytes"})
-    rows = [{"question": f"{n} + {n} =", "choices": [str(2 * n), str(n)], "answer": 0} for n in range(1, 4)]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "sums.yaml").write_text(TASK)
+    for name, kind in (("sums.yaml", "yaml"), ("sums.jsonl", "json")):
+        (tmp_path / name).write_text(blocks("lm-eval", kind)[0])
     return tmp_path
 
 
@@ -68,7 +56,7 @@ def run_python(guide: str, folder: Path) -> str:
     return run([sys.executable, str(script)], folder)
 
 
-@pytest.mark.parametrize("guide", ["nanogpt", "hugging-face", "export"])
+@pytest.mark.parametrize("guide", ["nanogpt", "hugging-face", "export", "accelerate"])
 def test_a_guide_runs_as_printed(guide: str, folder: Path) -> None:
     run_python(guide, folder)
 

@@ -162,8 +162,15 @@ def test_what_cannot_be_done_is_refused() -> None:
         model(tokens, past_key_values=DynamicCache())
     with pytest.raises(ValueError, match=r"attention_mask \(\(1, 1, 5, 5\)\) must be \(batch, time\)"):
         model(tokens, attention_mask=torch.ones(1, 1, 5, 5))
-    with pytest.raises(ValueError, match=r"output_attentions is not available: the mixers of this model \(hyperglu\)"):
-        model(tokens, output_attentions=True)
+    _, recurrent = pair(mixer=("softmax", "mamba2"))
+    with pytest.raises(ValueError, match=r"output_attentions is not available: not all mixers .* \(mamba2, softmax\)"):
+        recurrent(tokens, output_attentions=True)
+    with pytest.raises(ValueError, match="one sequence in each row: leave it unset for packed documents"):
+        model(tokens, output_attentions=True, position_ids=torch.tensor([[0, 1, 0, 1, 2]]))
+    with pytest.raises(ValueError, match="call generate with a padded batch"):
+        model.generate_batch([[1, 2]])
+    with pytest.raises(ValueError, match=r"make it with model\.generation_cache"):
+        write(model, tokens, past_key_values=DynamicCache())
     with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
         model(tokens, inputs_embeds=torch.zeros(1, 5, 16).double())
 

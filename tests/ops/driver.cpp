@@ -53,7 +53,7 @@ static int run(const std::string &name, const void *p) {
     HM_CALL(hm_forward) HM_CALL(hm_backward) HM_CALL(hm_conv_forward) HM_CALL(hm_conv_backward) HM_CALL(hm_gate_forward)
     HM_CALL(hm_gate_backward) HM_CALL(hm_project_forward)
     HM_CALL(hm_project_backward) HM_CALL(hm_layer_forward) HM_CALL(hm_layer_backward) HM_CALL(hm_ungate)
-    HM_CALL(hm_step) HM_CALL(hm_scan_forward) HM_CALL(hm_scan_backward)
+    HM_CALL(hm_step) HM_CALL(hm_model) HM_CALL(hm_scan_forward) HM_CALL(hm_scan_backward)
     return name == "hm_panel" ? hm_panel() : -1;
 }
 

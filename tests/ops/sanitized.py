@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from hypermlp import HyperGLU, HyperGLUConfig
+from hypermlp import HyperGLU, HyperGLUConfig, LanguageModel, ModelConfig, quantize
 from hypermlp.mixers import build_mixer
 from hypermlp.ops import native
 from hypermlp.ops.native import build
@@ -81,6 +81,34 @@ def stream(layer: HyperGLU, draw: random.Random, batch: int) -> None:
             cache.crop(max(0, int(cache.lengths.min()) - draw.randint(0, 3)))
 
 
+def decode(draw: random.Random, batch: int) -> None:
+    """A small model in one call for each token, past its window, with rows that come and go."""
+    heads = draw.choice([1, 2])
+    model = LanguageModel(
+        ModelConfig(
+            vocabulary=draw.choice([1, 5, 33]),
+            width=8 * heads * draw.choice([1, 3]),
+            depth=draw.choice([1, 2]),
+            length=draw.choice([1, 6, 40]),
+            inner=draw.choice([1, 7, 40]),
+            mixer=draw.choice(["hyperglu", "hypermlp"]),
+            heads=heads,
+            style=draw.choice(["llama", "gpt2"]),
+            tied=draw.random() < 0.5,
+        )
+    )
+    model = model.to(draw.choice([torch.float32, torch.bfloat16])).eval()
+    model = quantize(model) if draw.random() < 0.5 else model
+    cache, count = model.new_cache(batch), model.config.length if model.positions is not None else 60
+    with torch.no_grad():
+        for n in range(count):
+            tokens = torch.randint(model.config.vocabulary, (cache.batch_size, 1))
+            assert model.explain(tokens, cache).startswith("model")
+            assert torch.isfinite(model(tokens, cache=cache)).all()
+            if n % 7 == 5:
+                cache = cache.select([draw.randrange(cache.batch_size) for _ in range(draw.choice([1, 2, 5]))])
+
+
 def main(seed: int, layers: int) -> None:
     draw = random.Random(seed)
     assert build.library().handle is not None, build.library().reason
@@ -97,6 +125,9 @@ def main(seed: int, layers: int) -> None:
             cut = draw.randint(1, T - 1)
             train(layer, x[:1], cu_seqlens=[0, cut, T])
         stream(layer, draw, batch)
+        if i % 4 == 0:
+            stream(quantize(layer), draw, batch)
+            decode(draw, batch)
         mamba = build_mixer("mamba", draw.choice([3, 16, 40]), 8)
         train(mamba, torch.randn(batch, T, mamba.width))
 

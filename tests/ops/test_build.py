@@ -246,7 +246,11 @@ def test_a_line_outside_the_structures_that_cannot_be_read_is_an_error(line: str
 
 
 def test_failures_of_the_kernel_are_errors_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    for status, error, words in ((1, MemoryError, "out of memory"), (2, RuntimeError, "do not agree")):
+    for status, error, words in (
+        (1, MemoryError, "out of memory"),
+        (2, RuntimeError, "do not agree"),
+        (3, IndexError, "token"),
+    ):
         monkeypatch.setattr(bindings, "entry_point", lambda name, status=status: lambda a: status)
         with pytest.raises(error, match=words):
             bindings.call("hm_step", bindings.STRUCTURES["hm_step_args"]())

@@ -13,7 +13,7 @@ from helpers import assert_same, make_problem, randn
 from hypermlp import HyperGLU
 from hypermlp.ops import native
 from hypermlp.ops.native import kernels
-from hypermlp.ops.parameters import LayerParameters
+from hypermlp.ops.parameters import LayerParameters, LayerShape, LinearWeights, StepParameters
 from hypermlp.ops.registered import Inputs, flatten
 
 FLOAT = torch.float32
@@ -105,6 +105,14 @@ def test_scans() -> None:
     refused(lambda d, end, m: native.kernels.scan_backward(d, end, inputs, m), "d_y d_last marks", y, last, marks)
 
 
+def step_of(p: LayerParameters, shape: LayerShape, x: Tensor, k: Tensor, v: Tensor, spans: Tensor, past: Tensor) -> Tensor:
+    pairs = zip((*p[:7], p.o), (*p[7:14], p.o_bias), strict=True)
+    linears = tuple(None if w is None else LinearWeights(w, None, b) for w, b in pairs)
+    call = native.decode.LayerCall(StepParameters(linears, *p[14:22]), shape)
+    call.attach(k, v, past)
+    return call.run(x, spans, 0)
+
+
 def test_layer(usual: HyperGLU) -> None:
     p, shape = usual.tensors(), usual.shape()
     p = LayerParameters._make(t.detach() if t is not None else None for t in p)
@@ -120,12 +128,17 @@ def test_layer(usual: HyperGLU) -> None:
     spans = torch.tensor([[0, 0, 1, 0, 4], [1, 0, 1, 0, 6], [2, 0, 1, 1, 3]])
 
     def step(x: Tensor, k: Tensor, v: Tensor, past: Tensor, *t: Tensor | None) -> Tensor:
-        return native.step(x, k, v, spans, past, LayerParameters(*t), shape)
+        return step_of(LayerParameters(*t), shape, x, k, v, spans, past)
 
     names = f"x k v past {' '.join(p._fields)}"
-    refused(step, names, x[:, :1].contiguous(), k, v, past, *p, free=("k along 1",))
+    refused(step, names, x[:, :1].contiguous(), k, v, past, *p, free=("k along 1", "past along 1"))
     with pytest.raises(ValueError, match='impl="dense"'):
-        native.step(x[:, :1], k, v, spans[:2], past, p, shape)
+        step_of(p, shape, x[:, :1], k, v, spans[:2], past)
+    for wrong in ([0, 0, 0, 0, 0], [1, 0, 1, 0, 4], [0, 0, 1, 0, 7], [0, 0, 1, 4, 4]):  # row 0, its new slot, within the room
+        with pytest.raises(RuntimeError, match="do not agree"):
+            step_of(p, shape, x[:, :1], k, v, torch.tensor([wrong, *spans[1:].tolist()]), past)
+    with pytest.raises(ValueError, match="float16"):
+        step_of(p, shape, x[:, :1], k.half(), v.half(), spans, past.half())
     place, some = torch.arange(9)[None], [n for n in p._fields if n[0] not in "ABdo"]
     projections = [getattr(p, n) for n in some]
 
@@ -147,8 +160,8 @@ def test_a_layer_that_lacks_a_part_of_a_pair_is_refused(usual: HyperGLU) -> None
         lacking = p._replace(**{name: None})
         with pytest.raises((ValueError, RuntimeError, AttributeError)):
             native.layer.forward(x, lacking, usual.shape())
-        with pytest.raises((ValueError, RuntimeError, AttributeError)):
-            native.step(x[:, :1], k, v, torch.tensor([[0, 0, 1, 0, 4]]), past, lacking, usual.shape())
+        with pytest.raises((ValueError, RuntimeError, AssertionError)):
+            step_of(lacking, usual.shape(), x[:, :1], k, v, torch.tensor([[0, 0, 1, 0, 4]]), past)
 
 
 @pytest.mark.parametrize("kind", ["narrow", "wide"])

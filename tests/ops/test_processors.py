@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from helpers import make_problem
+from hypermlp.mixers.decode import step_parameters
 from hypermlp.ops import native
 from hypermlp.ops.native import kernels
 from hypermlp.ops.parameters import LayerParameters
@@ -58,7 +59,10 @@ def calls() -> dict[str, Callable[[], object]]:
     scanned = native.kernels.scan_inputs(E, E, -torch.rand(16, 256), N, N, torch.zeros(2, 16, 256), None)
     ends = native.kernels.scan_forward(scanned, marks=True)
     k, v = torch.randn(4, 9, 4, 32), torch.randn(4, 9, 2, 32)
-    spans, past = torch.tensor([[b, 0, 1, 0, 9] for b in range(4)]), torch.zeros(4, 3, 64)
+    spans = torch.tensor([[b, 0, 1, 0, 9] for b in range(4)])
+    decoding = native.decode.LayerCall(step_parameters(layer), shape)
+    past = torch.zeros(4, 3, 64)
+    decoding.attach(k, v, past)
     assert p.conv_k is not None
     assert p.conv_v is not None
     return {
@@ -68,7 +72,7 @@ def calls() -> dict[str, Callable[[], object]]:
         "scan backward": lambda: native.kernels.scan_backward(ends[0], ends[1], scanned, ends[2]),
         "layer forward": lambda: native.layer.forward(x, p, shape),
         "layer backward": lambda: native.layer.backward(y, x, kept, p, shape, wanted),
-        "step": lambda: native.step(x[:, :1], k, v, spans, past, p, shape),
+        "step": lambda: (past.zero_(), decoding.run(x[:, :1], spans, 0)),  # which joins the past
         "operator backward": lambda: kernels.backward(o, o, rho, inputs, problem.spec, None),
         "convolutions backward": lambda: native.kernels.convs_backward(x, x, x, p.conv_k, p.conv_v, None),
     }

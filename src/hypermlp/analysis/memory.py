@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from hypermlp.analysis.trace import Memory, Operator, Trace, identity
 from hypermlp.cache import Cache
+from hypermlp.mixers import registers
 from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.differential import DifferentialAttention
 from hypermlp.mixers.forgetting import ForgettingAttention
@@ -77,16 +78,11 @@ def can_trace(layer: nn.Module) -> bool:
     return isinstance(layer, tuple(ATTENTIONS))
 
 
-def refuse_registers(layer: HyperGLU) -> None:
-    if layer.config.registers:
-        raise ValueError("registers are no tokens: what this shows of a layer is defined without them")
-
-
 class HyperTrace(Trace):
     """HyperGLU and HyperMLP."""
 
     def __init__(self, layer: HyperGLU, tokens: Tokens, cache: Cache | None) -> None:
-        refuse_registers(layer)
+        registers.refuse(layer.config)
         made = layer.project(tokens, None if cache is None else cache.history(), "dense")
         slots, spans = {"k": made.k, "v": made.v}, tokens.spans
         if cache is not None:

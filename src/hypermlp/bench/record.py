@@ -27,7 +27,8 @@ def read_results(path: Path) -> dict[str, Any]:
             parts += [{"kind": kind, "of": name, **one} for name, one in found.pop(kind).items()]
         found["rows"] = parts
     if "provenance" in found:
-        found["sessions"] = [found.pop("provenance")]
+        old = found.pop("provenance")
+        found["sessions"] = old if isinstance(old, list) else [old]
     return {"benchmark": path.stem, "settings": {}, **found}
 
 
@@ -60,6 +61,11 @@ class Results:
     def rows(self) -> list[Row]:
         return self.file["rows"]
 
+    @property
+    def session(self) -> int:
+        """The number of this one, which rows may refer to."""
+        return len(self.file["sessions"]) - self.begun
+
     def extend(self, rows: Iterable[Row], **more: Any) -> None:
         """Add rows; more: what the file says besides."""
         if not self.begun:
@@ -88,8 +94,7 @@ class Record(Results):
         self.extend([{"kind": kind, "of": name, **one} for name, one in entries.items()])
 
     def add_round(self, time: int, seconds: dict[str, list[float]]) -> None:
-        session = len(self.file["sessions"]) - self.begun
-        self.add({"kind": "round", "session": session, "time": time, "seconds": seconds})
+        self.add({"kind": "round", "session": self.session, "time": time, "seconds": seconds})
 
     def rounds(self, time: int, name: str | None = None) -> list[dict[str, Any]]:
         """Finished rounds at a length, of one contestant or of any."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from hypermlp.bench import decode, gpu, kernels, layer, model, profile, table5
+from hypermlp.bench import decode, gpu, kernels, latency, layer, model, profile, table5
 from hypermlp.bench.contestants import BASELINE, CONTESTANTS
 from hypermlp.bench.layer import DEFAULT_SHAPES, MIXER_SHAPES, Shape
 from hypermlp.bench.record import Results
@@ -68,6 +68,18 @@ class DecodeFields:
     batch: tuple[int, ...] = (1, 8)
     width: int = 768
     rounds: int = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyFields:
+    context: tuple[int, ...] = (256, 1024, 4096, 16384)  # windows, which are full
+    batch: tuple[int, ...] = (1, 8)
+    weights: tuple[str, ...] = tuple(latency.WEIGHTS)
+    only: tuple[str, ...] = ()  # contestants; none: all
+    model: bool = False  # a language model of 1.1 M parameters, in one call and by its modules
+    width: int = 768
+    steps: int = 20000
+    threads: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +185,13 @@ def run_decode(fields: DecodeFields, out: Path, tell: Tell) -> list[Path]:
     )  # fmt: skip
 
 
+def run_latency(fields: LatencyFields, out: Path, tell: Tell) -> list[Path]:
+    """The same command resumes, with more contexts, batches and weights, too."""
+    path = out / ("model-latency.json" if fields.model else "latency.json")
+    latency.run(path, tell=tell, **vars(fields))
+    return [path]
+
+
 def run_profile(fields: ProfileFields, out: Path, tell: Tell) -> list[Path]:
     names = (*fields.only, *(["authors"] if fields.against and "authors" not in fields.only else []))
     options: dict[str, Any] = {"shapes": shapes(fields.shape), "names": names, "against": fields.against}
@@ -208,6 +227,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         ModelFields, run_model,
     ),
     "decode": Benchmark("one token after another: milliseconds and bytes of cache", "minutes", DecodeFields, run_decode),
+    "latency": Benchmark("every token timed alone: tail, deadlines, first token", "hours", LatencyFields, run_latency),
     "profile": Benchmark("where a training step's time goes", "a minute", ProfileFields, run_profile),
     "kernels": Benchmark("GPU kernels, compiled without a GPU", "minutes", KernelFields, run_kernels),
 }  # fmt: skip

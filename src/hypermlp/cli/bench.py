@@ -25,7 +25,7 @@ def bench(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="layer, mixers, model, decode, profile, kernels. Without one: the list.",
+            help="layer, mixers, model, decode, latency, profile, kernels. Without one: the list.",
             autocompletion=complete(benchmark_names),
         ),
     ] = None,
@@ -100,12 +100,8 @@ def gpu_bench(changes: Changes = None, out: Folder = Path("results/bench")) -> N
 
 
 @gpu.command("tune")
-def gpu_tune(
-    out: Annotated[
-        Path | None, typer.Option(help="Where to write the table. Default: the cache folder, where it is used.")
-    ] = None,
-) -> None:
-    """Try tile sizes of the kernels and keep the fastest for this architecture. Minutes."""
+def gpu_tune() -> None:
+    """Try tile sizes of the kernels and keep the fastest for this architecture in the cache folder. Minutes."""
     from hypermlp.bench import gpu
     from hypermlp.files import write_json
     from hypermlp.ops.triton.device import gpu_limits
@@ -116,6 +112,6 @@ def gpu_tune(
     console = open_console()
     with status(console, "tuning") as tell:
         best = gpu.tune(tell=tell)
-    path = out or tuned_path()
+    path = tuned_path()
     write_json(path, {"provenance": provenance(), "tiles": {str(gpu_limits("cuda").architecture): {"bfloat16": best}}})
     say(console, f"Table: {path}; new processes use it")

@@ -13,8 +13,8 @@ from hypermlp.bench.layer import Shape
 from hypermlp.bench.record import read_results
 from hypermlp.errors import RunError
 from hypermlp.report import table5
-from hypermlp.report.bench_pictures import decode_picture, growth, mixers_picture
-from hypermlp.report.bench_tables import decode_table, layer_tables, model_tables, profile_table
+from hypermlp.report.bench_pictures import decode_picture, growth, latency_picture, mixers_picture
+from hypermlp.report.bench_tables import decode_table, latency_table, layer_tables, model_tables, profile_table
 from hypermlp.report.gpu import kernel_table, markdown, predicted_markdown, predicted_table, target_table
 from hypermlp.report.style import save
 from hypermlp.report.terminal import Column, say, show_table
@@ -69,6 +69,13 @@ def show_decoding(console: Console, paths: Sequence[Path]) -> None:
     say(console, f"Picture: {save(decode_picture(rows, batches), paths[0].with_suffix('.png'))}")
 
 
+def show_latency(console: Console, paths: Sequence[Path]) -> None:
+    rows = rows_of(paths)
+    for setting in dict.fromkeys((row["context"], row["batch"]) for row in rows):
+        console.print(latency_table([row for row in rows if (row["context"], row["batch"]) == setting], console.width))
+    say(console, f"Picture: {save(latency_picture(rows), paths[0].with_suffix('.png'))}")
+
+
 def show_profile(console: Console, paths: Sequence[Path]) -> None:
     console.print(profile_table(rows_of(paths), console.width))
 
@@ -107,6 +114,7 @@ SHOWN: dict[str, Callable[[Console, Sequence[Path]], None]] = {
     "mixers": show_layers,
     "model": show_models,
     "decode": show_decoding,
+    "latency": show_latency,
     "profile": show_profile,
     "kernels": show_kernels,
     "gpu": show_gpu,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -100,6 +100,13 @@ def generate(
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest.")] = None,
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest that make up this share.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    weights: Annotated[
+        str,
+        typer.Option(
+            help="saved; bfloat16; or int8 (linear layers, the rest in bfloat16): fewer bytes for each token.",
+            autocompletion=closed("saved", "bfloat16", "int8"),
+        ),
+    ] = "saved",
     own: OwnMixers = None,
 ) -> None:
     """Let a trained model write, token by token."""
@@ -107,7 +114,8 @@ def generate(
     from hypermlp.mixers.own import adopt
 
     adopt(own or ())
-    write(open_console(), model, prompt, count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    write(open_console(), model, prompt, count, weights=weights, **sampling)
 
 
 @app.command("eval")

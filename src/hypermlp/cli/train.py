@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from hypermlp.allocator import keep_freed_memory
+from hypermlp.checks import choose_from
+from hypermlp.mixers.int8 import quantize
+from hypermlp.models.lm import LanguageModel
 from hypermlp.ops import dispatch
 from hypermlp.report.style import save
 from hypermlp.report.terminal import say, status
@@ -123,9 +127,18 @@ def conclude(console: Console, run: Run) -> None:
     say(console, f"Model: {folder.model}   Numbers: {folder.metrics}   Curves: {picture}")
 
 
-def write(console: Console, folder: Path, prompt: str, count: int, **options: Any) -> None:
-    """Stream `count` tokens after the prompt; the options are those of write_text."""
+WEIGHTS: dict[str, Callable[[LanguageModel], LanguageModel]] = {
+    "saved": lambda model: model,
+    "bfloat16": lambda model: model.to(torch.bfloat16),
+    "int8": lambda model: quantize(model.to(torch.bfloat16)),
+}
+
+
+def write(console: Console, folder: Path, prompt: str, count: int, *, weights: str = "saved", **options: Any) -> None:
+    """Stream `count` tokens after the prompt, with weights of that kind; the options are those of write_text."""
+    choose_from("--weights", weights, tuple(WEIGHTS))
     model, tokenizer = open_model(folder)
+    model = WEIGHTS[weights](model)
     console.print(Text(prompt, style="bold"), end="", soft_wrap=True)
     for piece in write_text(model, tokenizer, prompt, count, **options):
         console.print(Text(printable(piece)), end="", soft_wrap=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any, ClassVar, NamedTuple, Self
@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.cache import Cache, CacheSpec
+from hypermlp.mixers.weights import Weights
 from hypermlp.ops.observer import is_traced, transform
 from hypermlp.ops.types import row_tables
 
@@ -41,6 +42,8 @@ class Mixer(nn.Module, ABC):
     width: int
     made_with: Callable[[], Mixer]  # makes another one with the same arguments
     splits_by_head: ClassVar[bool] = False  # whether projections may be split over processes, a head to each
+    split_plan: ClassVar[Mapping[str, str]] = {}  # module → "colwise" or "rowwise", for transformers' tensor parallelism
+    gives_weights: ClassVar[bool] = False  # whether `mix` knows tokens.weights
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         mixer = super().__new__(cls)
@@ -71,6 +74,7 @@ class Mixer(nn.Module, ABC):
         attention_mask: Tensor | None = None,
         cu_seqlens: Bounds = None,
         cache: Cache | None = None,
+        weights: Weights | None = None,
         **options: Any,
     ) -> Tensor:
         """y (B T C) for x (B T C).
@@ -82,9 +86,16 @@ class Mixer(nn.Module, ABC):
             cu_seqlens: borders of the documents packed into a batch of one row, [0, …, T]; each is computed as if alone.
             cache: made by new_cache. x are then the tokens that follow those the cache has seen; it is updated in place, and
                 keeps no gradients (see with_cache).
+            weights: gets how much each token takes from each token of its past, where a mixer has such weights; y is then
+                computed from them, see mixers/weights.py.
             options: of the mixer's own `mix`; HyperGLU's are impl and chunk_T.
         """
-        tokens = self.prepare(x, attention_mask, cu_seqlens, cache)
+        if weights is not None and not self.gives_weights:
+            raise ValueError(
+                f"{type(self).__name__} has no weights of single tokens to give: leave weights unset, or use softmax "
+                "attention, HyperGLU or HyperMLP"
+            )
+        tokens = self.prepare(x, attention_mask, cu_seqlens, cache)._replace(weights=weights)
         try:
             return tokens.restore(with_cache(self, partial(self.mix, tokens, **options), cache, tokens.x))
         except (RuntimeError, ValueError) as error:
@@ -214,6 +225,7 @@ class Tokens(NamedTuple):
     spans: Tensor | None = None  # n 5, see ops.types.dense_spans; None: every row is one whole sequence
     order: Tensor | None = None  # B T: where each token of x came from
     packed: bool = False
+    weights: Weights | None = None  # wanted by the caller, and computed with
 
     @property
     def position(self) -> Tensor:
@@ -308,11 +320,15 @@ def refuse_context_parallel() -> None:
         )
 
 
+def is_split(module: nn.Module) -> bool:
+    """Whether a tensor parallel plan split its weight, and hooked it so that each process gets its part of the output."""
+    places = [getattr(p, "placements", ()) for p in module._parameters.values() if p is not None]
+    return bool(module._forward_hooks) and any(place.is_shard() for place in chain.from_iterable(places))
+
+
 def refuse_tensor_parallel(mixer: nn.Module) -> None:
-    """A tensor parallel plan splits a module's weight, and hooks it so that each process gets its part of the output."""
     for name, module in mixer.named_modules():
-        places = [getattr(p, "placements", ()) for p in module._parameters.values() if p is not None]
-        if module._forward_hooks and any(place.is_shard() for place in chain.from_iterable(places)):
+        if is_split(module):
             raise ValueError(
                 f"{name or 'the layer'} is split over processes, and {type(mixer).__name__} computes all of its heads in one: "
                 "leave its modules out of the tensor parallel plan (fully_shard divides them; softmax attention may be split)"

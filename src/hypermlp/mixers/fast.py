@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hypermlp.cache import Cache, on_host
+from hypermlp.cache import Cache
+from hypermlp.mixers import decode
 from hypermlp.mixers.parts import heads
 from hypermlp.ops import layer as nodes
-from hypermlp.ops import native, pointwise
+from hypermlp.ops import pointwise
 
 if TYPE_CHECKING:
     from hypermlp.mixers.base import Tokens
@@ -25,14 +26,9 @@ def run_whole(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str, c
 
 
 def run_step(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str, chunk: int | None) -> Tensor:
-    """One token for each row in one call, which writes k and v into the cache itself."""
+    """One token for each row in one call, which writes into the cache itself."""
     assert cache is not None
-    x = tokens.x if tokens.x.stride(2) == 1 else tokens.x.contiguous()
-    counts = [1] * x.shape[0]
-    spans = on_host(cache.reserve(counts))
-    y = native.step(x, cache.slots["k"], cache.slots["v"], spans, cache.history(), layer.tensors(), layer.shape())
-    cache.commit(x.detach(), counts)
-    return y
+    return decode.run(layer, tokens.x, cache)
 
 
 def run_fused(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str, chunk: int | None) -> Tensor:

@@ -6,6 +6,7 @@ Letters: B batch, T time, C width, H heads, G routing heads (2H for GLU), K and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -86,6 +87,8 @@ class HyperGLU(Mixer):
     torch.Size([2, 100, 64])
     """
 
+    gives_weights = True
+
     def __init__(self, config: HyperGLUConfig | Mapping[str, Any] | None = None, **fields: Any) -> None:
         super().__init__()
         config = HyperGLUConfig.of(config, **fields)
@@ -93,6 +96,7 @@ class HyperGLU(Mixer):
         assert config.vo_rank is not None
         self.config = config
         self.width = C = config.n_embd
+        self.n_head = config.n_head
         self.q = nn.Linear(C, config.qk_rank, bias=config.bias)
         self.k = nn.Linear(C, config.qk_rank, bias=config.bias)
         self.v = nn.Linear(C, config.vo_rank, bias=config.bias)
@@ -146,12 +150,14 @@ class HyperGLU(Mixer):
         chunk = self.config.chunk_T if chunk_T is None else chunk_T
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk_T ({chunk}) must be a whole number of at least 1, or None")
-        route = choose_route(self, tokens, cache, impl)
+        route = choose_route(self, tokens, cache, impl if tokens.weights is None else "dense")
         if route.kind != "modules":
             return fast.RUN[route.kind](self, tokens, cache, route.impl, chunk)
         p = self.project(tokens, None if cache is None else cache.history(), route.impl)
         call = self.arrange(tokens, cache, p.q, p.k, p.v, p.routing, p.reading, chunk)
-        return self.read_out(dispatch.compute(route.impl, call), p.gate_vo, route.impl)
+        keep = None if tokens.weights is None else partial(tokens.weights.keep, tokens=tokens, spans=call.spans, cache=cache)
+        o = dispatch.compute(route.impl, call, keep)
+        return self.read_out(o, p.gate_vo, route.impl)
 
     def explain(self, x: Tensor, *, cache: Cache | None = None, impl: str | None = None, **given: Any) -> Route:
         """Which way a call with these arguments takes through the layer, and why; nothing is computed.
@@ -167,7 +173,13 @@ class HyperGLU(Mixer):
         return choose_route(self, self.prepare(x, cache=cache, **given), cache, impl)
 
     def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
-        """Queries, keys, values, gates and controls; `history` (B W−1 C) are the inputs before them, for the convolutions."""
+        """Queries, keys, values, gates and controls of `tokens`.
+
+        Args:
+            tokens: the input, prepared.
+            history: the inputs before them (B W−1 C), for the convolutions; None: nothing came before.
+            impl: what computes convolutions and gates, as route.impl names it.
+        """
         x, G, H = tokens.x, self.config.routing_heads, self.config.n_head
         x_k = x_v = x
         if self.conv_k is not None and self.conv_v is not None:
@@ -203,7 +215,12 @@ class HyperGLU(Mixer):
         reading: ops.Mixing | None,
         chunk: int | None,
     ) -> ops.MixCall:
-        """The operator's call: which slots exist, and those that a cache holds already."""
+        """The operator's call: which slots exist, and those that a cache holds already.
+
+        Args:
+            tokens, cache, chunk: as in mix.
+            q, k, v, routing, reading: of the tokens, as in Projected.
+        """
         # A causal row never sees the zeros behind its sequence, so padding needs spans only where lengths matter.
         spans = tokens.spans if tokens.packed or self.spec.aligner == "identity" else None
         if self.registers is not None:
@@ -224,7 +241,7 @@ class HyperGLU(Mixer):
         return k, v
 
     def read_out(self, o: Tensor, gate: Tensor | None, impl: str) -> Tensor:
-        """y (B T C) of the operator's o (B T H V) and the gate m2 before its activation."""
+        """y (B T C) of the operator's o (B T H V) and the gate m2 before its activation; impl as in project."""
         o = o.flatten(2)
         if gate is not None:
             o = self._gated(o, gate, impl)

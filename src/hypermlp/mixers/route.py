@@ -1,7 +1,7 @@
 """Which way a call takes through a HyperGLU layer: asked once per call, answered with a reason.
 
     whole     the layer is one call of compiled code, and one node of autograd
-    step      one token of each row joins a cache, in one call of compiled code
+    step      one token of each row joins a cache, in one call of compiled code (mixers/decode.py)
     fused     projections and readout are a node of autograd each, around the operator
     modules   every module is called, one after the other: what a compiler, a hook, an adapter or autocast must see
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.cache import Cache
+from hypermlp.mixers import decode
 from hypermlp.mixers.modules import find_hooked
 from hypermlp.ops import dispatch, native
 from hypermlp.ops.observer import Observer, observer_of
@@ -44,31 +45,44 @@ class Route(NamedTuple):
 def choose_route(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str | None) -> Route:
     """The fastest way that provably computes what calling every module computes."""
     impl = dispatch.resolve(impl or layer.config.impl_default, tokens.x, layer.spec.aligner)
-    route = Route("modules", impl, why) if (why := unusual(layer, tokens.x, impl)) else fastest(layer, tokens, cache, impl)
+    why = observed(layer, tokens.x, impl)
+    if why is None and steps(layer, tokens, cache, impl):
+        route = Route("step", impl, "one token for each row of a cache")
+    else:
+        why = why or altered(layer)
+        route = Route("modules", impl, why) if why else fastest(layer, tokens, cache, impl)
     if not torch.compiler.is_compiling():
         logger.debug("%s", route)
     return route
 
 
-def unusual(layer: HyperGLU, x: Tensor, impl: str) -> str | None:
-    """Why every module must be called; None if compiled code may read the parameters instead."""
-    c = layer.config
+def observed(layer: HyperGLU, x: Tensor, impl: str) -> str | None:
+    """Why every module must be called, for what surrounds this call; None if nothing."""
     if impl == "dense":
         return "the dense implementation is the reference"
     if observer_of(x) is Observer.TRACER:
         return "a compiler, a dispatch mode, a transform or a tensor subclass sees every operation"
     if torch.is_autocast_enabled(x.device.type):
         return "autocast chooses the types"
-    if c.registers:
-        return "registers"
-    if c.use_rope or c.gate_act != "sigmoid":
-        return "use_rope" if c.use_rope else f"gate_act={c.gate_act!r}"
-    if c.dropout and layer.training:
+    if layer.config.dropout and layer.training:
         return "dropout"
     if any(name in layer.__dict__ or getattr(type(layer), name) is not flow for name, flow in flow_of_the_paper().items()):
         return "the layer has a project or a read_out of its own"
+    return None
+
+
+def altered(layer: HyperGLU) -> str | None:
+    """Why every module must be called, for what the layer is; None if compiled code may read the parameters instead."""
     hooked = find_hooked(layer)
-    return None if hooked is None else f"{hooked} is hooked, wrapped, replaced, quantised or sharded, or a global hook listens"
+    return decode.own_option(layer) or (None if hooked is None else f"{hooked} {decode.HOOKED}")
+
+
+def steps(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str) -> bool:
+    """Whether these are single tokens that join a cache in one call."""
+    x = tokens.x
+    if cache is None or impl != "native" or x.shape[1] != 1 or not x.shape[0] or tokens.order is not None:
+        return False
+    return x.is_cpu and not x.is_neg() and decode.takes(cache) and decode.prepared(layer).why is None
 
 
 @functools.cache
@@ -85,9 +99,6 @@ def fastest(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str) -> 
     batched = tokens.order is None and not tokens.packed
     compiled = impl == "native" and batched and native.is_addressable(x) and native.is_addressable(*p, contiguous=True)
     per_head = all(op is None or op.A.shape[0] == op.heads for op in (layer.op1, layer.op2))
-    addressable = cache is not None and native.is_addressable(cache.inputs, *cache.slots.values())
-    if addressable and compiled and per_head and x.shape[1] == 1 and x.shape[0] > 0:
-        return Route("step", impl, "one token for each row of a cache")
     if any(part is None for part in (layer.op1, layer.op2, layer.gate_qk, layer.gate_vo)):
         return Route("modules", impl, "the layer lacks a mixing or a gate")
     if cache is None and compiled and per_head and native.fits(x, p) and x.shape[0] * x.shape[1] <= native.MOST_TOKENS:

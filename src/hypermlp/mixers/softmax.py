@@ -5,8 +5,9 @@ Letters: B batch, T time, S slots, C width, H heads, K and V widths of a head.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, get_args
+from typing import ClassVar, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +17,12 @@ from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import at_least_one, choose_from, divisible
 from hypermlp.config import INIT_STD, ROPE_BASE, TAPS, Init
 from hypermlp.mixers import rotary
-from hypermlp.mixers.base import Mixer, Tokens, visible_slots
+from hypermlp.mixers.base import Mixer, Tokens, is_split, visible_slots
 from hypermlp.mixers.modules import join_linears
 from hypermlp.mixers.parts import CausalConv, RMSNorm
 from hypermlp.ops import dispatch, pointwise
-from hypermlp.ops.observer import ordinary, transform
-from hypermlp.ops.types import by_document
+from hypermlp.ops.observer import ORDINARY, ordinary, transform
+from hypermlp.ops.types import by_document, compute_dtype
 
 
 class Projected(NamedTuple):
@@ -46,6 +47,8 @@ class SoftmaxAttention(Mixer):
     """
 
     splits_by_head = True
+    split_plan: ClassVar[Mapping[str, str]] = dict.fromkeys(("q", "k", "v", "gate_qk", "gate_vo"), "colwise") | {"o": "rowwise"}
+    gives_weights = True
 
     def __init__(
         self,
@@ -91,26 +94,30 @@ class SoftmaxAttention(Mixer):
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         impl = self._pointwise_impl(tokens.x)
         q, k, v, gate_vo = self.project(tokens, None if cache is None else cache.history(), impl)
+        spans = tokens.spans if tokens.packed else None
         if cache is not None:
-            if k.shape[2] != self.n_head:
+            if k.shape[2] != cache.slots["k"].shape[2]:
                 raise ValueError(
-                    f"this layer computes {k.shape[2]} of {self.n_head} heads here, and a cache is made for all of them: "
-                    "generate with use_cache=False, or without tensor parallelism"
+                    f"this layer computes {k.shape[2]} heads here, and the cache is made for {cache.slots['k'].shape[2]}: "
+                    "generate with use_cache=False"
                 )
             slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts())
-            o = attend(q, slots["k"].to(q.dtype), slots["v"].to(q.dtype), spans)
+            k, v = slots["k"].to(q.dtype), slots["v"].to(q.dtype)
+        if tokens.weights is not None:
+            w = tokens.weights.keep(attention_weights(q, k, spans), tokens, spans, cache)
+            o = torch.einsum("bhts,bshv->bthv", w, v)
         elif tokens.packed:
-            assert tokens.spans is not None
-            o = attend_packed(q, k, v, tokens.spans)
+            assert spans is not None
+            o = attend_packed(q, k, v, spans)
         else:
-            o = attend(q, k, v)
+            o = attend(q, k, v, spans)
         o = o.flatten(2)
         if gate_vo is not None:
             o = pointwise.gate(o, gate_vo, impl=impl)
         return self.o(o)
 
     def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
-        """Queries, keys, values and gates; `history` (B W−1 C) are the inputs before them, for the convolutions."""
+        """Queries, keys, values and gates; tokens, history and impl as in HyperGLU.project."""
         made = self._linears(tokens, history, impl)
         K, V = self.qk_rank // self.n_head, self.vo_rank // self.n_head
         q, k, v = (whole_heads(made[name], width) for name, width in (("q", K), ("k", K), ("v", V)))  # B T H K or V
@@ -149,8 +156,18 @@ class SoftmaxAttention(Mixer):
             made |= {"k": self.k(x_k), "v": self.v(x_v)}
         return made
 
+    def _computed_heads(self) -> int:
+        """Of this process: a tensor parallel plan leaves it some of the heads, and so the cache."""
+        weight: Tensor = self.k.weight
+        if is_split(self.k):
+            weight = weight.to_local()  # type: ignore[operator]
+        elif type(weight) not in ORDINARY or not weight.is_floating_point():
+            return self.n_head
+        return weight.shape[0] * self.n_head // self.qk_rank
+
     def cache_spec(self) -> CacheSpec:
-        slots = {"k": (self.n_head, self.qk_rank // self.n_head), "v": (self.n_head, self.vo_rank // self.n_head)}
+        heads = self._computed_heads()
+        slots = {"k": (heads, self.qk_rank // self.n_head), "v": (heads, self.vo_rank // self.n_head)}
         return CacheSpec(slots=slots, taps=1 if self.conv_k is None else TAPS, width=self.width, rewind=32)
 
 
@@ -182,6 +199,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spans: Tensor | None = None) -> Tens
             scale=K**-0.5,
         )  # B H T V
     return o[..., :V].transpose(1, 2)
+
+
+def attention_weights(q: Tensor, k: Tensor, spans: Tensor | None = None) -> Tensor:
+    """The softmax(q kᵀ / √K) of attend (B H T S), in plain steps."""
+    scores = torch.einsum("bthk,bshk->bhts", q, k) * q.shape[-1] ** -0.5
+    visible = visible_slots(q, k.shape[1], spans)[:, None]
+    scores = scores.to(compute_dtype(q.dtype)).masked_fill(~visible, float("-inf"))
+    return scores.softmax(-1).to(q.dtype)
 
 
 def plain_attention() -> AbstractContextManager[None]:

@@ -69,7 +69,14 @@ def stream(
 
 
 def generate(model: LanguageModel, prompt: Tensor, count: int, **options: Any) -> Tensor:
-    """The new tokens (B count); the options are those of `stream`."""
+    """The new tokens (B count) after the prompt (B T).
+
+    Args:
+        model: a language model, in eval mode if it has dropout.
+        prompt: tokens (B T), at least one each.
+        count: how many tokens follow.
+        options: attention_mask, temperature, top_k, top_p, seed and use_cache, as in `stream`.
+    """
     tokens = list(stream(model, prompt, count, **options))
     return torch.stack(tokens, 1) if tokens else prompt[:, :0]
 

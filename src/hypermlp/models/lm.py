@@ -21,7 +21,10 @@ from hypermlp.checks import at_least_one, choose_from
 from hypermlp.config import IGNORED, INIT_STD, Init
 from hypermlp.mixers import build_mixer
 from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
+from hypermlp.mixers.int8 import is_quantized
 from hypermlp.mixers.lags import LagExtension, check_longer, fill
+from hypermlp.mixers.modules import known
+from hypermlp.models.step import Parts, explain, find_obstacle, step
 from hypermlp.ops.observer import is_traced, transform
 
 Style = Literal["llama", "gpt2", "nanogpt"]
@@ -96,6 +99,7 @@ class ModelConfig:
         return build_mixer(name, self.width, self.length, self.size, heads=self.heads, init=self.init)
 
     def replace(self, **changes: Any) -> ModelConfig:
+        """The same configuration with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,6 +125,7 @@ class ModelConfig:
         return cls(**values)
 
 
+@known
 class SwiGLU(nn.Module):
     """(silu(x W_gate) ⊙ x W_up) W_down."""
 
@@ -133,6 +138,7 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+@known
 class GELU(nn.Module):
     """gelu(x W_up) W_down, as in GPT-2."""
 
@@ -148,6 +154,7 @@ def new_norm(width: int, style: Style) -> nn.Module:
     return nn.RMSNorm(width) if style == "llama" else nn.LayerNorm(width, bias=style == "gpt2")
 
 
+@known
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + feed-forward(norm(x))."""
 
@@ -230,6 +237,10 @@ class LanguageModel(nn.Module):
             at: (batch, time), True where logits are wanted, in the order of the tokens. The others' are not computed: with a
                 large vocabulary and few scored tokens the head is most of a model's work.
         """
+        if cache is not None and attention_mask is None and cu_seqlens is None and at is None:
+            logits = step(self, self._parts(), tokens, cache.layers)
+            if logits is not None:
+                return logits
         cu_seqlens = as_bounds(cu_seqlens, tokens)
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}; they must be whole numbers (batch, time)")
@@ -248,12 +259,26 @@ class LanguageModel(nn.Module):
                 x = block(x, **options)
         return self.head(self.norm(x if at is None else x[at]))
 
+    def _parts(self) -> Parts:
+        return Parts(self.embedding, self.positions, self.blocks, self.norm, self.head)
+
+    def explain(self, tokens: Tensor, cache: ModelCache) -> str:
+        """Which way decoding these tokens (B T) takes, "model" (one call of compiled code) or "blocks", and why.
+
+        Nothing is computed. Which way a layer takes within a block says its own `explain`.
+        """
+        return explain(find_obstacle(self, self._parts(), tokens, cache.layers))
+
     def extended(self, length: int, lag_extension: LagExtension | None = None) -> LanguageModel:
         """A new model with these weights and a longer context, to be continued there.
 
-        lag_extension: "hold", "decay", "zero" or "fresh", what HyperGLU and HyperMLP have at the new lags (mixers/lags.py);
-            rivals have no parameters of lags and need none. Learned positions cannot be extended.
+        Args:
+            length: the new one.
+            lag_extension: "hold", "decay", "zero" or "fresh", what HyperGLU and HyperMLP have at the new lags (mixers/lags.py);
+                rivals have no parameters of lags and need none. Learned positions cannot be extended.
         """
+        if is_quantized(self):
+            raise ValueError("a model is extended with its own weights; quantize it afterwards")
         check_longer("length", length, self.config.length)
         like = self.embedding.weight
         new = LanguageModel(self.config.replace(length=length)).to(like.device, like.dtype)
@@ -270,16 +295,10 @@ class LanguageModel(nn.Module):
             return False
         return True
 
-    def new_cache(
-        self,
-        batch_size: int,
-        max_len: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> ModelCache:
-        """Empty caches of all layers for batch_size sequences."""
+    def new_cache(self, batch_size: int, max_len: int | None = None, **options: Any) -> ModelCache:
+        """Empty caches of all layers for batch_size sequences; max_len and other options as in Mixer.new_cache."""
         mixers = (block.get_submodule("mixer") for block in self.blocks)
-        return ModelCache([m.new_cache(batch_size, max_len, dtype, device) for m in mixers if isinstance(m, Mixer)])
+        return ModelCache([m.new_cache(batch_size, max_len, **options) for m in mixers if isinstance(m, Mixer)])
 
 
 def check_tokens(tokens: Tensor, vocabulary: int) -> None:

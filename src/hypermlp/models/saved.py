@@ -1,7 +1,7 @@
 """A saved model: one folder of plain data that loads without running code.
 
 config.json          {"model_type": "hypermlp", and the fields of ModelConfig}
-model.safetensors    the weights; a tied head is absent
+model.safetensors    the weights; a tied head is absent; codes and scales where they were quantised (mixers/int8.py)
 tokenizer.json       what turns text into tokens, as the corpus had it
 
 Folders that models/hf exports load too: weights may be split over several files with an index, their names may begin with
@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hypermlp.files import TOKENIZER, whole_file, write_json
+from hypermlp.mixers.int8 import CODES, quantize
 from hypermlp.mixers.lags import LagExtension
 from hypermlp.models.lm import LanguageModel, ModelConfig
 
@@ -38,7 +39,13 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_model(model: LanguageModel, folder: Path, tokenizer: dict[str, Any] | None = None) -> None:
-    """Write config.json, model.safetensors and, if given, tokenizer.json, which Hugging Face's Auto classes read too."""
+    """Write config.json, model.safetensors and, if given, tokenizer.json, which Hugging Face's Auto classes read too.
+
+    Args:
+        model: the model; its weights are written in their own types.
+        folder: made where it does not exist.
+        tokenizer: what a tokenizer's to_dict gives.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     save_weights(model, folder)
     if tokenizer is not None:
@@ -68,6 +75,8 @@ def load_model(folder: Path, length: int | None = None, lag_extension: LagExtens
     config = read_config(folder)
     model = LanguageModel(config)
     saved = read_weights(folder)
+    if any(name.endswith(CODES) for name in saved):
+        quantize(model)
     own = weights(model)
     wrong = sorted(name for name in own.keys() | saved.keys() if name not in own or name not in saved)
     wrong = wrong or sorted(name for name in own if own[name].shape != saved[name].shape)

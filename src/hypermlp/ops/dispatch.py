@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import NamedTuple, get_args
 
 import torch
@@ -103,12 +104,12 @@ def mix(call: MixCall, *, impl: str = "auto") -> Tensor:
     return compute(resolve(impl, call.q, call.spec.aligner), call)
 
 
-def compute(impl: str, call: MixCall) -> Tensor:
-    """mix by an implementation that `resolve` has chosen."""
+def compute(impl: str, call: MixCall, keep: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """mix by an implementation that `resolve` has chosen; `keep` (see reference.mix) is for "dense" alone."""
     if call.spec.aligner == "identity":
         check_fits(call)
     if impl == "dense" or not ordinary(*call.leaves().values()):
-        return reference.mix(*call[:7])
+        return reference.mix(*call[:7], keep)
     return {"chunked": chunked.mix, "native": native.mix, "triton": triton.mix}[impl](call)
 
 

@@ -72,6 +72,28 @@ def join(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Te
     return torch.cat(list(weights)), torch.cat(filled)
 
 
+class LinearWeights(NamedTuple):
+    """y = x wᵀ + bias, with codes of 8 bits times a scale for each output instead of weights where there is a scale."""
+
+    weight: Tensor  # out in
+    scale: Tensor | None  # out
+    bias: Tensor | None  # out
+
+
+class StepParameters(NamedTuple):
+    """What a layer has learned, as decoding reads it: float32, bfloat16, or linear weights of 8 bits."""
+
+    linears: tuple[LinearWeights | None, ...]  # the seven projections of LayerParameters, and the readout
+    conv_k: Tensor | None  # C W
+    conv_v: Tensor | None
+    A1: Tensor | None  # G L R1
+    B1: Tensor | None
+    diag1: Tensor | None  # G L
+    A2: Tensor | None  # H L R2
+    B2: Tensor | None
+    diag2: Tensor | None  # H L
+
+
 class LayerShape(NamedTuple):
     """What is fixed about a layer."""
 

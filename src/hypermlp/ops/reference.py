@@ -6,6 +6,7 @@ N columns of the hidden layer. Columns are lags, newest last, in the offset layo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -31,8 +32,12 @@ def mix(
     reading: Mixing | None,  # R2, H heads
     spec: Spec,
     spans: Tensor | None = None,
+    keep: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Readout o (B T H V), before the gate m2. Equations (7) to (11) of the paper."""
+    """Readout o (B T H V), before the gate m2. Equations (7) to (11) of the paper.
+
+    keep: is given what each row weighs each slot by (B H T S), the w of o = w v, and gives what to go on with.
+    """
     out_dtype, dtype = q.dtype, compute_dtype(q.dtype)
     with no_autocast(q):
         layout = make_layout(q.shape[0], q.shape[1], k.shape[1], spec, spans, q.device)
@@ -49,8 +54,10 @@ def mix(
         w = apply(reading, a, layout, transpose=True)  # eq. (10): w = a R2ᵀ
         time = w.new_zeros(*w.shape[:3], k.shape[1])
         time = time.scatter_add(3, layout.slot[:, None].expand_as(w), w)
+        if keep is not None:
+            time = keep(time / rho if spec.norm == "out_scale" else time)
         o = torch.einsum("bhts,bshv->bthv", time, v.to(dtype))
-        if spec.norm == "out_scale":
+        if keep is None and spec.norm == "out_scale":
             o = o / rho.transpose(1, 2)
         return o.to(out_dtype)
 

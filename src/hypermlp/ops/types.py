@@ -40,14 +40,14 @@ class Mixing(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The choices of the operator that are not tensors; see HyperGLUConfig for their meaning."""
+    """The choices of the operator that are not tensors; HyperGLUConfig explains them under the names behind them."""
 
-    kind: AttnKind
-    norm: AttnNorm
-    aligner: Aligner
-    causal: bool
+    kind: AttnKind  # attn_kind
+    norm: AttnNorm  # attn_norm
+    aligner: Aligner  # aligner_kind
+    causal: bool  # do_masking
     block_size: int
-    eps: float
+    eps: float  # norm_eps
 
 
 class MixCall(NamedTuple):

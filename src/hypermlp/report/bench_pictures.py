@@ -101,6 +101,30 @@ def decode_picture(rows: Sequence[Row], batches: Sequence[int]) -> Figure:
     return figure
 
 
+def latency_picture(rows: Sequence[Row]) -> Figure:
+    """For the last window and smallest batch that were measured: how many tokens take longer than a time, and the trace."""
+    setting = (max(row["context"] for row in rows), min(row["batch"] for row in rows))
+    chosen = [row for row in rows if (row["context"], row["batch"]) == setting]
+    figure, axes = new_figure(2, width=11.0, height=4.6)
+    colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(row["contestant"] for row in chosen))}
+    lines = dict(zip(dict.fromkeys(row["weights"] for row in chosen), ("-", "--", ":"), strict=False))
+    for row in chosen:
+        label, drawn = f"{row['contestant']}, {row['weights']}", (colours[row["contestant"]], lines[row["weights"]])
+        total, left, slower = sum(n for _, n in row["distribution"]), 0, []
+        for border, number in row["distribution"]:
+            slower.append((border, 1 - left / total))
+            left += number
+        axes[0].step(*zip(*slower, strict=True), where="post", color=drawn[0], ls=drawn[1], lw=1.4, label=label)
+        worst = [most for _, most in row["trace"]]
+        axes[1].plot([i * row["piece"] for i in range(len(worst))], worst, color=drawn[0], ls=drawn[1], lw=0.9)
+    axes[0].set(xscale="log", yscale="log", xlabel="milliseconds", ylabel="share of tokens that take longer")
+    axes[0].set_title(f"Window {setting[0]:,}, batch {setting[1]}")
+    axes[1].set(yscale="log", xlabel="token", ylabel="milliseconds", title=f"The slowest of every {chosen[0]['piece']} tokens")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
 def context(row: Row) -> int:
     found: int = row["context"]
     return found

@@ -49,6 +49,35 @@ def decode_table(rows: Sequence[Row], width: int) -> Group:
     return tabulate(width, title, heads, cells, keys=2)
 
 
+def latency_table(rows: Sequence[Row], width: int) -> Group:
+    """Of one window and batch size."""
+    title = f"window {rows[0]['context']:,}, batch {rows[0]['batch']}; milliseconds of each token"
+    names = ("p50", "p99", "p99.9", "worst")
+    limits = list(rows[0]["met"])
+    heads = [
+        Column("contestant", left=True),
+        Column("weights", left=True),
+        *(Column(name, starts=name == "p50") for name in names),
+        Column("p99.9 / p50"),
+        *(Column(f"within {limit} ms") for limit in limits),
+        Column("first token"),
+        Column("MB"),
+    ]
+    cells = [
+        [
+            row["contestant"],
+            row["weights"],
+            *(f"{row[name]:.3f}" for name in names),
+            f"{row['p99.9'] / row['p50']:.2f}",
+            *(f"{row['met'][limit]:.2%}" for limit in limits),
+            f"{row['first_ms']:.0f}",
+            f"{row['bytes'] / 1e6:.1f}",
+        ]
+        for row in rows
+    ]
+    return tabulate(width, title, heads, cells, keys=2)
+
+
 def ratio_text(found: dict[str, float] | None) -> str:
     return "" if found is None else f"{found['median']:.2f} ±{(found['high'] - found['low']) / 2:.2f}"
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hypermlp import ops
-from hypermlp.analysis.memory import refuse_registers
+from hypermlp.mixers import registers
 from hypermlp.mixers.base import gather_tokens
 from hypermlp.mixers.hyper import HyperGLU
 
@@ -55,7 +55,7 @@ def layer_field(layer: HyperGLU, context: Tensor, plane: Plane, head: int = 0) -
 
     The token is the query and a slot of its own; slots are in lag order, so the first one is the token itself.
     """
-    refuse_registers(layer)
+    registers.refuse(layer.config)
     spec = replace(layer.spec, kind="relu", norm="none")
 
     def field(places: Tensor) -> Tensor:

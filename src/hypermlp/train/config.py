@@ -33,7 +33,7 @@ class RunConfig:
     train: TrainConfig
 
     def __post_init__(self) -> None:
-        if self.model.style == "gpt2" and self.data.context > self.model.length:
+        if self.model.learned_positions and self.data.context > self.model.length:
             raise ValueError(
                 f"data.context ({self.data.context}) must be at most model.length ({self.model.length}), "
                 f"the number of learned position embeddings; give model.length={self.data.context}"

@@ -4,9 +4,9 @@
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
-A tool that cannot be given that line takes trust_remote_code=True instead: an exported folder has a one-line modelling file
-that imports this package. Folders of models/saved.py are read too, and an exported folder by models/saved.py. Needs
-`pip install 'hypermlp[hf]'`; without it this package imports, and its classes say so when they are used.
+A tool that cannot be given that line takes trust_remote_code=True instead: an exported folder has a modelling file that
+imports this package, or says where to get it. Folders of models/saved.py are read too, and an exported folder by
+models/saved.py. Needs `pip install 'hypermlp[hf]'`; without it this package imports, and its classes say so when they are used.
 """
 
 from hypermlp.models.hf.adapters import lora_config

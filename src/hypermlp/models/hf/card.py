@@ -36,7 +36,7 @@ tags: [hypermlp, {mixers}]
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-# pip install 'hypermlp[hf]'; trust_remote_code=True runs the one line of modeling_hypermlp.py, which imports it
+# pip install 'hypermlp[hf]'; trust_remote_code=True runs modeling_hypermlp.py, which imports it
 model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 ```

@@ -2,7 +2,7 @@
 
 config.json              the model's configuration; auto_map names the classes of the modelling file
 model.safetensors        the weights (or several files and an index)
-modeling_hypermlp.py     one line that imports this package, run only with trust_remote_code=True
+modeling_hypermlp.py     imports this package or says where to get it, run only with trust_remote_code=True
 generation_config.json   where generation stops
 tokenizer.json, tokenizer_config.json
 README.md                the model card
@@ -13,6 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hypermlp import __version__
 from hypermlp.models.hf.library import CURE, transformers
 from hypermlp.models.hf.tokenizer import fast_tokenizer
 
@@ -28,16 +29,28 @@ CLASSES = {
     "AutoModelForTokenClassification": "HyperForTokenClassification",
 }
 # For models that were not trained on conversations: who speaks, and what is said, a line each.
+# What the assistant says stands between generation marks, so that TRL can train on it alone (assistant_only_loss).
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}{{ '\\n' }}{% endgeneration %}"
+    "{% else %}{{ message.content }}{{ '\\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 AUTO_MAP = {auto: f"{MODULE}.{name}" for auto, name in CLASSES.items()}
 
 
+MODELLING_FILE = f"""try:
+    from hypermlp.models.hf import {", ".join(CLASSES.values())}
+except ImportError as error:
+    raise ImportError(
+        "this model was saved by hypermlp {__version__} and needs that package: pip install 'hypermlp[hf]', "
+        "or pip install '.[hf]' in a checkout of its source"
+    ) from error
+"""
+
+
 def write_modelling_file(folder: Path) -> None:
-    line = f"from hypermlp.models.hf import {', '.join(CLASSES.values())}  # pip install 'hypermlp[hf]'\n"
-    (folder / f"{MODULE}.py").write_text(line, encoding="utf-8")
+    (folder / f"{MODULE}.py").write_text(MODELLING_FILE, encoding="utf-8")
 
 
 def export(net: LanguageModel, folder: Path, tokenizer: dict[str, Any] | None = None, card: str | None = None) -> None:

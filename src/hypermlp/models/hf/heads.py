@@ -18,8 +18,9 @@ from hypermlp.models.hf.library import (
     GenericForSequenceClassification,
     GenericForTokenClassification,
 )
-from hypermlp.models.hf.model import HyperModel, HyperPreTrainedModel
+from hypermlp.models.hf.model import HyperModel, HyperPreTrainedModel, check_cache, new_mask
 from hypermlp.models.lm import LanguageModel
+from hypermlp.models.step import Parts, step
 
 
 class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
@@ -27,6 +28,8 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
 
     accepts_loss_kwargs = True
     _tied_weights_keys = {"head.weight": "model.embedding.weight"}  # noqa: RUF012
+    _tp_plan = {"head": "colwise_gather_output"}  # noqa: RUF012
+    _fsdp_plan = {"head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: HyperConfig) -> None:
         super().__init__(config)
@@ -64,6 +67,12 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
         logits_to_keep: compute logits of the last so many tokens only, or of the places in a tensor; 0: of all. The other
         arguments are those of HyperModel, and of the loss (num_items_in_batch: divide by this count, over several batches).
         """
+        given = (inputs_embeds, labels, output_attentions, output_hidden_states, others.get("cu_seq_lens_q"))
+        if past_key_values is not None and input_ids is not None and not any(option is not None for option in given):
+            logits = self._decode(input_ids, attention_mask, past_key_values)
+            if logits is not None:
+                fast = CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)  # type: ignore[arg-type]
+                return fast if self.model._wants(return_dict, "return_dict") else fast.to_tuple()
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -82,10 +91,27 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocabulary, **others)
         output = CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
         return_dict = self.config.return_dict if return_dict is None else return_dict
         return output if return_dict else output.to_tuple()
+
+    def _decode(self, tokens: Tensor, mask: Tensor | None, past: HyperCache) -> Tensor | None:
+        """Logits (B 1 V) of one token for each row in one call (models/step.py); None where the modules must be called."""
+        net = self.model
+        alone = net.positions is None and isinstance(past, HyperCache) and past.is_initialized and not past.waits
+        if not alone or tokens.shape[1:] != (1,) or new_mask(tokens, mask) is not None:
+            return None
+        if self.config.output_hidden_states or self.config.output_attentions or self.training:
+            return None
+        logits = step(self, Parts(net.embedding, None, net.blocks, net.norm, self.head), tokens, past.memory.layers)
+        if logits is not None:
+            past.columns += 1
+        return logits
 
     def generation_cache(self) -> HyperCache:
         """An empty cache, for `past_key_values` of generate and forward."""
@@ -101,12 +127,24 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
             )
         if self.training and self.model.gradient_checkpointing:
             generation_config.use_cache = model_kwargs["use_cache"] = False
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+        given = model_kwargs.get("past_key_values")
+        if given is not None:
+            check_cache(given)
+        elif generation_config.use_cache is not False:
             cache = model_kwargs["past_key_values"] = self.generation_cache()
             if generation_config.is_assistant:
                 cache.activate_past_recording()
             return
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)  # type: ignore[misc]
+
+    def generate_batch(self, *arguments: Any, **options: Any) -> Any:
+        """Not of this model: transformers' continuous batching keeps keys and values in pages, in its own layout."""
+        raise ValueError(
+            "generate_batch keeps keys and values in pages of its own, which these mixers do not use: call generate with a "
+            "padded batch, whose rows may end at different lengths"
+        )
+
+    init_continuous_batching = continuous_batching_context_manager = generate_batch
 
     def get_output_embeddings(self) -> nn.Module:
         return self.head

@@ -70,7 +70,8 @@ __all__ = [
 def register(config: Any, tokenizer: Any, **models: Any) -> None:
     """Make the Auto classes know these classes; without the library, nothing.
 
-    Tools such as TRL and `transformers serve` look the class that config.json names up in transformers itself.
+    Tools such as TRL and `transformers serve` look the class that config.json names up in transformers itself. Trainer looks
+    for its name in the Auto class's table, to know whether label smoothing must shift the labels.
     """
     if transformers is None:
         return
@@ -78,6 +79,7 @@ def register(config: Any, tokenizer: Any, **models: Any) -> None:
     transformers.AutoTokenizer.register(config, fast_tokenizer_class=tokenizer, exist_ok=True)
     for auto, model in models.items():
         getattr(transformers, auto).register(config, model, exist_ok=True)
+        getattr(transformers, auto)._model_mapping._model_mapping[config.model_type] = model.__name__
         for view in views():
             setattr(view, model.__name__, model)
 

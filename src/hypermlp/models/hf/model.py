@@ -14,7 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.mixers.base import Mixer
+from hypermlp.mixers.int8 import is_quantized
 from hypermlp.mixers.lags import LagExtension, check_longer, fill
+from hypermlp.mixers.modules import known
+from hypermlp.mixers.weights import Weights
 from hypermlp.models.hf.cache import HyperCache
 from hypermlp.models.hf.config import HyperConfig
 from hypermlp.models.hf.documents import Documents, find_documents
@@ -23,6 +26,7 @@ from hypermlp.models.hf.library import BaseModelOutputWithPast, GradientCheckpoi
 from hypermlp.models.lm import Block, LanguageModel, check_places, check_tokens, places
 
 
+@known
 class HyperBlock(Block, GradientCheckpointingLayer):
     """A Block that transformers can recompute in the backward pass, and keeps whole on one device."""
 
@@ -33,14 +37,23 @@ class HyperBlock(Block, GradientCheckpointingLayer):
         own.__dict__.update(block.__dict__)
         return own
 
-    def forward(self, x: Tensor, *, past: HyperCache | None = None, layer: int = 0, **options: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        past: HyperCache | None = None,
+        layer: int = 0,
+        weights: Weights | None = None,
+        **options: Any,
+    ) -> Tensor:
         assert isinstance(self.mixer, Mixer)
+        listed = {"weights": weights} if self.mixer.gives_weights else {}
         if past is None:
-            return super().forward(x, **options)
+            return super().forward(x, **options, **listed)
         if past.waits:
             past.read_later(partial(self, **options), self.mixer, x)
-            return super().forward(x, **options)
-        return super().forward(x, cache=past.layer(layer, self.mixer, x), **options)
+            return super().forward(x, **options, **listed)
+        return super().forward(x, cache=past.layer(layer, self.mixer, x), **options, **listed)
 
 
 class HyperPreTrainedModel(PreTrainedModel):
@@ -50,6 +63,7 @@ class HyperPreTrainedModel(PreTrainedModel):
     config: HyperConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    _supports_sdpa = True  # what is not "eager", where mixers with weights compute them; see HyperModel.forward
     _no_split_modules = ["HyperBlock"]  # noqa: RUF012
     _skip_keys_device_placement = ["past", "past_key_values"]  # noqa: RUF012
     _input_embed_layer = "embedding"
@@ -71,13 +85,17 @@ class HyperPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls, folder: str | Path | None, *arguments: Any, lag_extension: LagExtension | None = None, **options: Any
+        cls,
+        pretrained_model_name_or_path: str | Path | None,
+        *arguments: Any,
+        lag_extension: LagExtension | None = None,
+        **options: Any,
     ) -> Any:
         """As in every model; with length=… a longer context than it was trained for.
 
         lag_extension: "hold", "decay", "zero" or "fresh", what HyperGLU and HyperMLP get at the new lags (mixers/lags.py).
         """
-        config = options.get("config")
+        folder, config = pretrained_model_name_or_path, options.get("config")
         length = options.pop("length", getattr(config, "length", None))
         if length is None or folder is None:
             return super().from_pretrained(folder, *arguments, **options)
@@ -95,7 +113,9 @@ class HyperPreTrainedModel(PreTrainedModel):
             raise ValueError("a model is extended on one device and unquantised; load it without device_map and quantization")
         check_longer("length", length, self.config.length)
         like = next(self.parameters())
-        new: Any = type(self)(HyperConfig.from_dict({**self.config.to_dict(), "length": length}))
+        config = copy.deepcopy(self.config)
+        config.length = length
+        new: Any = type(self)(config)
         new.to(like.device, like.dtype)
         fill(new, self.state_dict(), lag_extension)
         return new.train(self.training)
@@ -104,12 +124,15 @@ class HyperPreTrainedModel(PreTrainedModel):
         self, save_directory: str | Path, is_main_process: bool = True, **options: Any
     ) -> None:
         """As in every model; also writes the file that lets tools without this package's name load it."""
+        if is_quantized(self):
+            raise ValueError("transformers cannot load int8 codes of hypermlp.quantize: save the model before it is quantised")
         self.config.auto_map = dict(AUTO_MAP)
         super().save_pretrained(save_directory, is_main_process=is_main_process, **options)
         if is_main_process:
             write_modelling_file(Path(save_directory))
 
 
+@known
 class HyperModel(HyperPreTrainedModel):
     """A LanguageModel's parts without its head: tokens (B T) to hidden states (B T C)."""
 
@@ -154,12 +177,15 @@ class HyperModel(HyperPreTrainedModel):
                 are refused for later ones.
             use_cache: return a cache; by default config.use_cache. None is made while gradient checkpointing trains, for packed
                 documents, and by default in a compiled graph.
+            output_attentions: also return how much each token takes from each token of its past (B heads T past+T), from every
+                layer: the weights of softmax attention, the readout weights w of HyperGLU and HyperMLP, which may be negative.
+                Other mixers have none. Outputs are then computed from them; so they are with attn_implementation="eager".
             output_hidden_states: also return the input of every block and the output of the model.
             cu_seq_lens_q: borders of the documents in all rows laid end to end, [0, …, B*T], as data collators give them; saves
                 looking at position_ids.
             cache_position, others: accepted, as other models do, and without effect.
         """
-        self._refuse_attentions(output_attentions)
+        keep_weights = self._keeps_weights(output_attentions)
         x = self._embedded(input_ids, inputs_embeds)
         mask = new_mask(x, attention_mask)
         documents = None
@@ -172,9 +198,15 @@ class HyperModel(HyperPreTrainedModel):
         if documents is not None:
             x, options = documents.pack(x), {"cu_seqlens": documents.cu_seqlens}
         keep_states = self._wants(output_hidden_states, "output_hidden_states")
-        states = [x]
+        eager = keep_weights or self.config._attn_implementation == "eager"
+        if keep_weights and documents is not None:
+            raise ValueError(
+                "output_attentions is for one sequence in each row: leave it unset for packed documents, whose positions restart"
+            )
+        columns = attention_mask if keep_weights and attention_mask is not None and not bool(attention_mask.all()) else None
+        states, weights = [x], [Weights(columns) if eager else None for _ in self.blocks]
         for i, block in enumerate(self.blocks):
-            states.append(block(states[-1], past=past, layer=i, **options))
+            states.append(block(states[-1], past=past, layer=i, weights=weights[i], **options))
             if not keep_states:
                 del states[0]
         states[-1] = self.norm(states[-1])
@@ -186,19 +218,22 @@ class HyperModel(HyperPreTrainedModel):
             last_hidden_state=states[-1],  # type: ignore[arg-type]
             past_key_values=past,
             hidden_states=tuple(states) if keep_states else None,  # type: ignore[arg-type]
+            attentions=tuple(w.shown for w in weights if w is not None) if keep_weights else None,  # type: ignore[arg-type]
         )
         return output if self._wants(return_dict, "return_dict") else output.to_tuple()
 
     def _wants(self, given: bool | None, name: str) -> bool:
         return bool(getattr(self.config, name, False) if given is None else given)
 
-    def _refuse_attentions(self, output_attentions: bool | None) -> None:
-        if self._wants(output_attentions, "output_attentions"):
+    def _keeps_weights(self, output_attentions: bool | None) -> bool:
+        wanted = self._wants(output_attentions, "output_attentions")
+        if wanted and not all(mixer.gives_weights for mixer in self.mixers):
             names = ", ".join(sorted(set(self.config.plain().mixers)))
             raise ValueError(
-                f"output_attentions is not available: the mixers of this model ({names}) give no matrix of attention weights; "
-                "leave it unset"
+                f"output_attentions is not available: not all mixers of this model ({names}) have weights of single tokens, as "
+                "softmax attention, HyperGLU and HyperMLP have; leave it unset"
             )
+        return wanted
 
     def _embedded(self, tokens: Tensor | None, embedded: Tensor | None) -> Tensor:
         if (tokens is None) == (embedded is None):
@@ -224,10 +259,7 @@ class HyperModel(HyperPreTrainedModel):
 
     def _past(self, given: HyperCache | None, use_cache: bool | None, documents: Documents | None) -> HyperCache | None:
         if given is not None:
-            if not isinstance(given, HyperCache):
-                raise ValueError(
-                    f"past_key_values ({type(given).__name__}) must be a HyperCache; make it with generation_cache()"
-                )
+            check_cache(given)
             if self.training and self.gradient_checkpointing:
                 raise ValueError("a cache cannot be used while gradient checkpointing trains: call model.eval() first")
             return given
@@ -268,6 +300,15 @@ class HyperModel(HyperPreTrainedModel):
         return HyperCache(any(mixer.cache_spec().one_way for mixer in self.mixers))
 
 
+def check_cache(given: Any) -> None:
+    if not isinstance(given, HyperCache):
+        raise ValueError(
+            f"past_key_values ({type(given).__name__}) must be a HyperCache, which keeps what these mixers need: leave it "
+            "unset, or make it with model.generation_cache(). Keys and values cannot be put before the text: in the place of prefix "
+            "tuning, use PromptTuningConfig or a LoraConfig"
+        )
+
+
 def find_module(blocks: nn.Module, module: nn.Module) -> tuple[int | None, str]:
     """Which block a module is part of, and its name there."""
     for index, block in enumerate(blocks.children()):
@@ -283,6 +324,9 @@ def new_mask(x: Tensor, mask: Tensor | None) -> Tensor | None:
         return None
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] < x.shape[1]:
         found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"attention_mask ({found}) must be (batch, time), nonzero = real token, for all tokens so far")
+        raise ValueError(
+            f"attention_mask ({found}) must be (batch, time), nonzero = real token, for all tokens so far: give the mask of "
+            "padding. Who sees whom is fixed by the mixers; packed documents have position_ids that restart, or cu_seq_lens_q"
+        )
     mask = mask[:, mask.shape[1] - x.shape[1] :]
     return mask if torch.compiler.is_compiling() or not bool(mask.all()) else None

@@ -109,17 +109,60 @@ struct hm_layer_args {
     hm_parameters gradients;
 };
 
+// y = x wᵀ + bias. w null: there is none.
+struct hm_linear {
+    const void *w, *bias;        // (n_out,n_in) contiguous; (n_out) or null
+    const void *scale;           // (n_out), of codes
+    i64 n_out, n_in;
+    i64 kind;                    // of w: 0 float, 1 bfloat16, 2 codes of 8 bits, which an output's scale multiplies
+    i64 half;                    // bias and scale are bfloat16
+};
+
 // One token for each row of the batch through a whole layer. In `mix`, span b is the row of batch entry b and its last slot the
-// new one, k and v are the cache, and q, s1, s2, o, rho and the factors are not read: hm_step makes them or has them.
+// new one, k and v are the cache (half: of bfloat16), and q, s1, s2, o, rho are not read: the kernel makes them. Everything between
+// is computed in float.
 struct hm_step_args {
     hm_args mix;
     i64 C, W;                    // width, taps of the convolutions
-    const float *x;              // (B,C)
-    i64 x_row;
-    const float *history;        // (B,W-1,C), the inputs before x
-    i64 history_b;
-    hm_parameters parameters;
-    float *y;                    // (B,C)
+    hm_linear w[8];              // q, its gate, both controls, k, v, the readout's gate, the readout
+    const void *conv_k, *conv_v; // (C,W), tap W-1 meets the current token
+    i64 half_rest;               // convolutions and factors are bfloat16
+    void *inputs;                // (B,keep,C), a ring of the inputs before x, of the cache's type; x is written to place `tail`
+    i64 inputs_b, keep, tail;
+    const float *x;              // (B,C) contiguous
+    float *y;                    // (B,C) contiguous
+};
+
+// x / sqrt(mean x² + eps) * weight; with `centred` of x - mean x, + bias.
+struct hm_norm {
+    const void *weight, *bias;   // (C) or null
+    double eps;
+    i64 centred, half;
+};
+
+// x + mixer(norm(x)), then x + feed-forward(norm(x)): down (silu(gate) ⊙ up), or down gelu(up) where there is no gate. The mixer's
+// x and y are not read.
+struct hm_block {
+    hm_step_args mixer;
+    hm_norm norm_mixer, norm_ffn;
+    hm_linear gate, up, down;
+};
+
+// One token for each row through a whole language model.
+struct hm_model_args {
+    i64 B, C, V, depth;          // V: tokens that there are
+    i64 nthreads;
+    void *parallel;
+    const i64 *tokens;           // (B)
+    const void *embedding;       // (V,C), bfloat16 where half
+    const void *positions;       // (n_positions,C) or null
+    i64 n_positions;
+    const i64 *places;           // (B), rows of positions
+    i64 half;
+    const hm_block *blocks;      // depth
+    hm_norm norm;
+    hm_linear head;
+    float *logits;               // (B,V)
 };
 
 // Mamba's selective scan, channel by channel: h = exp(delta A) h + delta x B, y = C h.

@@ -18,12 +18,14 @@
 //
 // Every product goes through one register-blocked micro-kernel: MR rows by one panel of NR columns.
 //
-// One translation unit: arguments <- simd <- threads <- gemm <- strip <- mix <- rows, backward; conv, gates, project, layer, scan, step.
+// One translation unit: arguments <- simd <- threads <- gemm <- strip <- mix <- rows, backward; conv, gates, project, layer, scan, linear, step,
+// model.
 
 #include "backward.h"
 #include "conv.h"
 #include "gates.h"
 #include "layer.h"
+#include "model.h"
 #include "project.h"
 #include "rows.h"
 #include "scan.h"
@@ -47,7 +49,8 @@ template <class F> int guarded(F f) {
 HM_API i64 hm_size(const char *name) {
 #define HM_SIZE(type) if (!strcmp(name, #type)) return sizeof(type);
     HM_SIZE(hm_view) HM_SIZE(hm_args) HM_SIZE(hm_parameters) HM_SIZE(hm_conv_args) HM_SIZE(hm_gate_args) HM_SIZE(hm_project_args)
-    HM_SIZE(hm_layer_args) HM_SIZE(hm_step_args) HM_SIZE(hm_scan_args)
+    HM_SIZE(hm_layer_args) HM_SIZE(hm_linear) HM_SIZE(hm_step_args) HM_SIZE(hm_norm) HM_SIZE(hm_block) HM_SIZE(hm_model_args)
+    HM_SIZE(hm_scan_args)
 #undef HM_SIZE
     return 0;
 }
@@ -86,6 +89,9 @@ HM_API int hm_layer_forward(const hm_layer_args *p) { return guarded([&] { retur
 HM_API int hm_layer_backward(const hm_layer_args *p) { return guarded([&] { return Layer(*p).run(&Layer::backward); }); }
 
 HM_API int hm_step(const hm_step_args *p) { return guarded([&] { return run_step(*p); }); }
+
+// 3 where a token is none of the vocabulary's; nothing is changed then.
+HM_API int hm_model(const hm_model_args *p) { return guarded([&] { return run_model(*p); }); }
 
 HM_API int hm_scan_forward(const hm_scan_args *p) { return guarded([&] { return run_scan(*p, &Scan::forward); }); }
 

@@ -1,4 +1,4 @@
-"""A whole layer in one call of the compiled code: forward, back, and one token of decoding.
+"""A whole layer in one call of the compiled code, forward and back.
 
 On few tokens every call counts.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from hypermlp.ops.native.bindings import (
@@ -17,9 +16,7 @@ from hypermlp.ops.native.bindings import (
     call,
     pointer,
     room_for,
-    row_pointer,
     structure,
-    view,
     whole,
 )
 from hypermlp.ops.parameters import LayerParameters, LayerShape
@@ -47,18 +44,12 @@ def shapes(C: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def arguments(name: str, x: Tensor, p: LayerParameters, shape: LayerShape, slots: int) -> ctypes.Structure:
-    """Of hm_layer or hm_step for x (B T C) and contiguous parameters: sizes, choices, threads and parameters."""
+def layer_arguments(x: Tensor, p: LayerParameters, shape: LayerShape) -> ctypes.Structure:
+    """For x (B T C) and contiguous parameters: sizes, choices, threads and parameters."""
     (B, T, C), spec, (W, *sizes) = x.shape, shape.spec, dimensions(p, shape)
     choices = (spec.kind == "relu", spec.norm != "none", shape.shortcut1, shape.shortcut2, spec.eps)
-    mix = structure("hm_args", B, T, slots, *sizes, *choices)
-    return STRUCTURES[name](mix=mix, C=C, W=W, parameters=addresses(p, shapes(C, (W, *sizes))))
-
-
-def layer_arguments(x: Tensor, p: LayerParameters, shape: LayerShape) -> ctypes.Structure:
-    """For contiguous tensors."""
-    a = arguments("hm_layer_args", x, p, shape, x.shape[1])
-    m = a.mix
+    m = structure("hm_args", B, T, T, *sizes, *choices)
+    a = STRUCTURES["hm_layer_args"](mix=m, C=C, W=W, parameters=addresses(p, shapes(C, (W, *sizes))))
     a.x, a.kept_size = pointer(x, x.shape), m.B * m.T * (4 * m.G * m.K + 2 * m.G * m.R1 + 2 * m.H * m.R2 + 3 * m.H * m.V + m.H)
     return a
 
@@ -86,21 +77,3 @@ def backward(
     a.gradients = addresses(found, [() if t is None else t.shape for t in found])
     call("hm_layer_backward", a)
     return d_x, found
-
-
-def step(x: Tensor, k: Tensor, v: Tensor, spans: Tensor, history: Tensor, p: LayerParameters, shape: LayerShape) -> Tensor:
-    """One token for each row, x (B 1 C), through a whole layer with contiguous parameters.
-
-    Its k and v are written to the last slot of each row's span of the cache k (B S G K) and v (B S H V). history (B W-1 C): the
-    inputs before x. A layer may lack gates, convolutions and operators.
-    """
-    (B, _, C), S = x.shape, k.shape[1]
-    a, y = arguments("hm_step_args", x, p, shape, S), x.new_empty(B, 1, C)
-    m = a.mix
-    m.n_spans, m.spans = B, pointer(spans, (B, 5), torch.int64)
-    m.k, m.v = view(k, (B, S, m.G, m.K)), view(v, (B, S, m.H, m.V))
-    a.y, (a.x, a.x_row) = pointer(y, x.shape), row_pointer(x[:, 0], (B, C))
-    if a.W:
-        a.history, a.history_b = row_pointer(history.flatten(1), (B, (a.W - 1) * C))
-    call("hm_step", a)
-    return y

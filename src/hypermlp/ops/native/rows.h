@@ -9,11 +9,20 @@ namespace {
 // Few rows against many slots: k, v and the parameters are read where they are, once per stage. A row is cut in blocks of DB
 // slots whose sums are added in order, so that the result does not depend on the number of threads.
 
+// Asks for a row before it is needed: rows of one head lie apart, where the processor does not foresee them.
+template <class E> HM_INLINE void fetch(const E *row, i64 width) {
+    for (i64 j = 0; j < width * (i64)sizeof(E); j += 64) __builtin_prefetch((const char *)row + j);
+}
+constexpr i64 AHEAD = 12;  // rows
+
 // out[c] = x · row c, rows of `width` numbers
 template <template <class> class R, class E, class X> void dots(i64 n, R<E> rows, const X *x, i64 width, float *out) {
-    i64 full = round_down(width, VL), c = 0;
+    i64 full = round_down(width, VL), rest = width - full, c = 0;
+    vf last = rest ? load_some(x + full, rest) : vf{};
     for (; c + 4 <= n; c += 4) {
         const E *r[4] = {rows[c], rows[c + 1], rows[c + 2], rows[c + 3]};
+        if (c + AHEAD + 4 <= n)
+            for (i64 i = 0; i < 4; i++) fetch(rows[c + AHEAD + i], width);
         vf a0{}, a1{}, a2{}, a3{};
         for (i64 j = 0; j < full; j += VL) {
             vf xv = load(x + j);
@@ -22,31 +31,46 @@ template <template <class> class R, class E, class X> void dots(i64 n, R<E> rows
             a2 += xv * load(r[2] + j);
             a3 += xv * load(r[3] + j);
         }
-        v4 s[4][VL / 4];
-        memcpy(s[0], &a0, sizeof a0), memcpy(s[1], &a1, sizeof a1), memcpy(s[2], &a2, sizeof a2), memcpy(s[3], &a3, sizeof a3);
-        for (int i = 0; i < 4; i++)
-            for (int j = 1; j < VL / 4; j++) s[i][0] += s[i][j];
-        transpose4(s[0][0], s[1][0], s[2][0], s[3][0]);
-        v4 total = (s[0][0] + s[1][0]) + (s[2][0] + s[3][0]);
-        *(v4_mem *)(out + c) = total;
-        for (i64 i = 0; i < 4; i++)
-            for (i64 j = full; j < width; j++) out[c + i] += value(x[j]) * value(r[i][j]);
+        if (rest) {
+            a0 += last * load_some(r[0] + full, rest);
+            a1 += last * load_some(r[1] + full, rest);
+            a2 += last * load_some(r[2] + full, rest);
+            a3 += last * load_some(r[3] + full, rest);
+        }
+        *(v4_mem *)(out + c) = sums(a0, a1, a2, a3);
     }
     for (; c < n; c++) {
         const E *r = rows[c];
         vf a{};
         for (i64 j = 0; j < full; j += VL) a += load(x + j) * load(r + j);
-        float s = sum(a);
-        for (i64 j = full; j < width; j++) s += value(x[j]) * value(r[j]);
-        out[c] = s;
+        if (rest) a += last * load_some(r + full, rest);
+        out[c] = sum(a);
     }
+}
+
+// acc += Σ_c x[c] · row c, for rows of N vectors: the sums stay in registers.
+template <int N, template <class> class R, class E> void narrow_sum(i64 n, const float *x, R<E> rows, float *acc) {
+    vf even[N], odd[N] = {};
+    for (int j = 0; j < N; j++) even[j] = load(acc + j * VL);
+    i64 c = 0;
+    for (; c + 2 <= n; c += 2) {
+        const E *r0 = rows[c], *r1 = rows[c + 1];
+        for (int j = 0; j < N; j++) even[j] += x[c] * load(r0 + j * VL), odd[j] += x[c + 1] * load(r1 + j * VL);
+    }
+    for (int j = 0; j < N && c < n; j++) even[j] += x[c] * load(rows[c] + j * VL);
+    for (int j = 0; j < N; j++) store(acc + j * VL, even[j] + odd[j]);
 }
 
 // acc += Σ_c x[c] · row c
 template <template <class> class R, class E> void weighted_sum(i64 n, const float *x, R<E> rows, i64 width, float *acc) {
+    if (width == VL) return narrow_sum<1>(n, x, rows, acc);
+    if (width == 2 * VL) return narrow_sum<2>(n, x, rows, acc);
+    if (width == 4 * VL) return narrow_sum<4>(n, x, rows, acc);
     i64 c = 0;
     for (; c + 4 <= n; c += 4) {
         const E *r0 = rows[c], *r1 = rows[c + 1], *r2 = rows[c + 2], *r3 = rows[c + 3];
+        if (c + AHEAD + 4 <= n)
+            for (i64 i = 0; i < 4; i++) fetch(rows[c + AHEAD + i], width);
         each_vector(width, [&](i64 j, i64 k) {
             vf s = load_some(acc + j, k);
             s += x[c] * load_some(r0 + j, k);
@@ -62,7 +86,8 @@ template <template <class> class R, class E> void weighted_sum(i64 n, const floa
     }
 }
 
-template <class E> struct RowWork {
+// E: what k and v are; P: what the factors are; X: what q, the controls and o are.
+template <class E, class F = float, class X = E> struct RowWork {
     const Plan &P;
     std::vector<i64> first_block;  // of each unit (row, head)
     std::vector<i64> first_slot;   // offset of each unit's slots in z
@@ -123,7 +148,7 @@ template <class E> struct RowWork {
         for (i64 unit = 0; unit < units; unit++) finish(unit);
     }
     // Sum of the partial results of a unit's blocks, times the row's controls.
-    void gather(const float *partial, i64 width, i64 offset, i64 R, i64 unit, const E *control, float *t) const {
+    void gather(const float *partial, i64 width, i64 offset, i64 R, i64 unit, const X *control, float *t) const {
         for (i64 r = 0; r < R; r++) t[r] = 0.0f;
         for (i64 k = first_block[unit]; k < first_block[unit + 1]; k++)
             for (i64 r = 0; r < R; r++) t[r] += partial[k * width + offset + r];
@@ -135,9 +160,9 @@ template <class E> struct RowWork {
         for (i64 part = 0; part < P.parts; part++) {
             i64 g = P.routing(b.h, part);
             float *x = z + part * slots + first_slot[b.unit] + b.j, *t = t1 + (b.k * P.parts + part) * p.R1;
-            dots(b.n, slots_from<E>(p.k, p.S, b.s.b, b.s.c0 + b.j, g), at<E>(p.q, b.s.b, b.s.row, g), p.K, x);
+            dots(b.n, slots_from<E>(p.k, p.S, b.s.b, b.s.c0 + b.j, g), at<X>(p.q, b.s.b, b.s.row, g), p.K, x);
             memset(t, 0, R1 * sizeof(float));
-            if (R1) weighted_sum(b.n, x, Rows<float>{p.A1 + (g * p.L + b.u) * R1, R1}, R1, t);
+            if (R1) weighted_sum(b.n, x, Rows<F>{(const F *)p.A1 + (g * p.L + b.u) * R1, R1}, R1, t);
         }
     }
     void activations(Piece b) const {  // h, a in place of z_gate, and this block's share of t2 and of the norm
@@ -152,15 +177,15 @@ template <class E> struct RowWork {
                 memcpy(hidden[part], x, b.n * sizeof(float));
                 continue;
             }
-            gather(t1, P.parts * p.R1, part * p.R1, R1, b.unit, at<E>(p.s1, b.s.b, b.s.row, g), t);
-            dots(b.n, Rows<float>{p.B1 + (g * p.L + b.u) * R1, R1}, t, R1, hidden[part]);
-            mix_in(b.n, x, p.shortcut1, p.diag1 ? p.diag1 + g * p.L + b.u : nullptr, hidden[part]);
+            gather(t1, P.parts * p.R1, part * p.R1, R1, b.unit, at<X>(p.s1, b.s.b, b.s.row, g), t);
+            dots(b.n, Rows<F>{(const F *)p.B1 + (g * p.L + b.u) * R1, R1}, t, R1, hidden[part]);
+            mix_in(b.n, x, p.shortcut1, p.diag1 ? (const F *)p.diag1 + g * p.L + b.u : nullptr, hidden[part]);
         }
         activate_row(P.glu, round_up(b.n, VL2), hidden[0], hidden[1], hidden[0], sq);  // cells beyond n are zero
         squares[b.k] = sum(load(sq));
         memcpy(a, hidden[0], b.n * sizeof(float));
         memset(t2 + b.k * p.R2, 0, R2 * sizeof(float));
-        if (R2) weighted_sum(b.n, a, Rows<float>{p.B2 + (b.h * p.L + b.u) * R2, R2}, R2, t2 + b.k * p.R2);
+        if (R2) weighted_sum(b.n, a, Rows<F>{(const F *)p.B2 + (b.h * p.L + b.u) * R2, R2}, R2, t2 + b.k * p.R2);
     }
     void readout(Piece b) const {  // w and this block's share of õ
         const hm_args &p = P.p;
@@ -168,18 +193,18 @@ template <class E> struct RowWork {
         float weight[DB], *t = mixed + b.k * std::max(p.R1, p.R2);
         const float *a = z + first_slot[b.unit] + b.j, *x = a;
         if (R2) {
-            gather(t2, p.R2, 0, R2, b.unit, at<E>(p.s2, b.s.b, b.s.row, b.h), t);
-            dots(b.n, Rows<float>{p.A2 + (b.h * p.L + b.u) * R2, R2}, t, R2, weight);
-            mix_in(b.n, a, p.shortcut2, p.diag2 ? p.diag2 + b.h * p.L + b.u : nullptr, weight);
+            gather(t2, p.R2, 0, R2, b.unit, at<X>(p.s2, b.s.b, b.s.row, b.h), t);
+            dots(b.n, Rows<F>{(const F *)p.A2 + (b.h * p.L + b.u) * R2, R2}, t, R2, weight);
+            mix_in(b.n, a, p.shortcut2, p.diag2 ? (const F *)p.diag2 + b.h * p.L + b.u : nullptr, weight);
             x = weight;
         }
         memset(out + b.k * p.V, 0, p.V * sizeof(float));
         weighted_sum(b.n, x, slots_from<E>(p.v, p.S, b.s.b, b.s.c0 + b.j, b.h), p.V, out + b.k * p.V);
     }
-    static void mix_in(i64 n, const float *x, bool shortcut, const float *diag, float *y) {
+    static void mix_in(i64 n, const float *x, bool shortcut, const F *diag, float *y) {
         float one = shortcut ? 1.0f : 0.0f;
         if (diag)
-            for (i64 c = 0; c < n; c++) y[c] += x[c] * (one + diag[c]);
+            for (i64 c = 0; c < n; c++) y[c] += x[c] * (one + value(diag[c]));
         else if (shortcut)
             for (i64 c = 0; c < n; c++) y[c] += x[c];
     }
@@ -193,9 +218,20 @@ template <class E> struct RowWork {
         p.rho[(s.b * p.T + s.row) * p.H + h] = rho;
         for (i64 k = first_block[unit] + 1; k < first_block[unit + 1]; k++)
             for (i64 j = 0; j < p.V; j++) first[j] += out[k * p.V + j];
-        write_rows(first, p.V, 1, p.V, &inv, at<E>(p.o, s.b, s.row, h), p.o.t);
+        write_rows(first, p.V, 1, p.V, &inv, at<X>(p.o, s.b, s.row, h), p.o.t);
     }
 };
+
+// A call all of whose spans are rows.
+template <class E, class F> int run_rows(const hm_args &p) {
+    Plan P(p, false);
+    RowWork<E, F, float> rows(P);
+    Block shared;
+    if (!P.strips.empty()) return 2;
+    if (!shared.carve([&](Arena &mem) { rows.carve(mem); })) return 1;
+    rows.run();
+    return 0;
+}
 
 template <class E> int run_forward(const hm_args &p) {
     Plan P(p, false);

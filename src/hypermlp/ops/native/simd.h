@@ -9,7 +9,7 @@
 
 #include "arguments.h"
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -59,7 +59,15 @@ typedef uint32_t vu __attribute__((vector_size(VL * 4)));
 typedef uint16_t vh __attribute__((vector_size(VL * 2)));
 typedef uint16_t vh_mem __attribute__((vector_size(VL * 2), aligned(2), may_alias));
 
-HM_INLINE vf load(const bf16 *p) { return (vf)(__builtin_convertvector(*(const vh_mem *)p, vu) << 16); }
+// What compilers make of __builtin_convertvector here is many instructions, where these processors have one.
+#if defined(__AVX512F__)
+HM_INLINE vu widen(const vh_mem *p) { return (vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
+#elif defined(__AVX2__)
+HM_INLINE vu widen(const vh_mem *p) { return (vu)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)); }
+#else
+HM_INLINE vu widen(const vh_mem *p) { return __builtin_convertvector(*p, vu); }
+#endif
+HM_INLINE vf load(const bf16 *p) { return (vf)(widen((const vh_mem *)p) << 16); }
 HM_INLINE vh to_half(vf x) {  // to the nearest, ties to even; a NaN stays one
     vu bits = (vu)x, nan = (vu)(x != x);
     vu rounded = bits + 0x7fff + (bits >> 16 & 1);
@@ -74,6 +82,18 @@ HM_INLINE float value(bf16 x) {
     memcpy(&y, &bits, sizeof y);
     return y;
 }
+
+// Codes of 8 bits, read as whole numbers.
+#if defined(__AVX512F__)
+HM_INLINE vi widen(const int8_t *p) { return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+#elif defined(__AVX2__)
+HM_INLINE vi widen(const int8_t *p) { return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+#else
+typedef int8_t vc_mem __attribute__((vector_size(VL), aligned(1), may_alias));
+HM_INLINE vi widen(const int8_t *p) { return __builtin_convertvector(*(const vc_mem *)p, vi); }
+#endif
+HM_INLINE vf load(const int8_t *p) { return __builtin_convertvector(widen(p), vf); }
+HM_INLINE float value(int8_t x) { return x; }
 
 // Operands of large products are packed in words as wide as a float: one number, or two of bfloat16 where the machine multiplies
 // those. A word of two is moved as a float and never computed with as one.
@@ -127,6 +147,16 @@ HM_INLINE void transpose4(v4 &a, v4 &b, v4 &c, v4 &d) {
     b = HM_SHUFFLE(ab0, cd0, 2, 3, 6, 7);
     c = HM_SHUFFLE(ab1, cd1, 0, 1, 4, 5);
     d = HM_SHUFFLE(ab1, cd1, 2, 3, 6, 7);
+}
+
+// The sums of four vectors.
+HM_INLINE v4 sums(vf a, vf b, vf c, vf d) {
+    v4 s[4][VL / 4];
+    memcpy(s[0], &a, sizeof a), memcpy(s[1], &b, sizeof b), memcpy(s[2], &c, sizeof c), memcpy(s[3], &d, sizeof d);
+    for (int i = 0; i < 4; i++)
+        for (int j = 1; j < VL / 4; j++) s[i][0] += s[i][j];
+    transpose4(s[0][0], s[1][0], s[2][0], s[3][0]);
+    return (s[0][0] + s[1][0]) + (s[2][0] + s[3][0]);
 }
 
 // The elementary functions work on pairs of vectors: their chains of dependent steps are long, and two chains side by side
@@ -199,6 +229,17 @@ template <int STEP, class F> HM_INLINE void in_steps(i64 n, F f) {
 }
 template <class F> HM_INLINE void each_vector(i64 n, F f) { in_steps<VL>(n, f); }
 template <class F> HM_INLINE void each_pair(i64 n, F f) { in_steps<VL2>(n, f); }
+#if defined(__AVX512F__)
+HM_INLINE vf load_some(const float *p, i64 n) {
+    return n == VL ? load(p) : (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+}
+#endif
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+HM_INLINE vf load_some(const bf16 *p, i64 n) {
+    if (n == VL) return load(p);
+    return (vf)((vu)_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p)) << 16);
+}
+#endif
 template <class E> HM_INLINE vf load_some(const E *p, i64 n) {
     if (n == VL) return load(p);
     E part[VL] = {};

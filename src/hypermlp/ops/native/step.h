@@ -1,154 +1,128 @@
-// What surrounds the operator: products of few rows with many weights, and one token through a whole layer.
+// One token of each row through a whole layer.
 
 #pragma once
 
-#include "conv.h"
 #include "gates.h"
+#include "linear.h"
 #include "project.h"
 #include "rows.h"
 
 namespace {
 
-// Products of a few rows with many weights (decoding): the weights are read once, at the speed of memory
+enum { OUT = PREAD + 1 };  // the readout's weight, behind the projections'
 
-// One product of a few rows with a weight matrix: y = x w^T + bias.
-struct LinearEntry {
-    const float *x, *w, *bias;   // (N,n_in) (n_out,n_in) contiguous (n_out) or null
-    float *y;                    // (N,n_out) contiguous
-    i64 x_row, n_in, n_out;
-};
+// A layer, and room for what lies between its x and its y.
+struct Step {
+    const hm_step_args &p;
+    hm_args mix;
+    i64 B, Q, O, n1, n2;
+    float *xk, *xv, *q, *gq, *k, *v, *go, *o, *s1, *s2, *window, *weights;
+    const float **rows;  // what each tap meets
 
-struct LinearArgs {
-    i64 N, entries;
-    i64 nthreads;
-    void *parallel;
-    const LinearEntry *entry;
-};
-
-// Outputs o..o+OUT-1 of rows r..r+ROWS-1
-template <int OUT, int ROWS> void dots(const LinearEntry &e, i64 o, i64 r) {
-    vf sums[OUT][ROWS] = {};
-    i64 c = 0;
-    for (; c + VL <= e.n_in; c += VL) {
-        vf x[ROWS];
-        for (int j = 0; j < ROWS; j++) x[j] = load(e.x + (r + j) * e.x_row + c);
-        for (int i = 0; i < OUT; i++) {
-            vf w = load(e.w + (o + i) * e.n_in + c);
-            for (int j = 0; j < ROWS; j++) sums[i][j] += w * x[j];
-        }
+    explicit Step(const hm_step_args &args) : p(args), mix(args.mix) {
+        B = mix.B, Q = mix.G * mix.K, O = mix.H * mix.V, n1 = mix.A1 ? mix.G * mix.R1 : 0, n2 = mix.A2 ? mix.H * mix.R2 : 0;
     }
-    for (int i = 0; i < OUT; i++)
-        for (int j = 0; j < ROWS; j++) {
-            float s = sum(sums[i][j]);
-            for (i64 rest = c; rest < e.n_in; rest++) s += e.w[(o + i) * e.n_in + rest] * e.x[(r + j) * e.x_row + rest];
-            e.y[(r + j) * e.n_out + o + i] = s + (e.bias ? e.bias[o + i] : 0.0f);
-        }
-}
+    void carve(Arena &mem) {
+        auto take = [&](i64 width) { return mem.floats(B * width); };
+        xk = take(p.C), xv = take(p.C), q = take(Q), gq = take(Q), k = take(Q), v = take(O), go = take(O), o = take(O);
+        window = mem.floats(p.W * p.C), weights = mem.floats(2 * p.W * p.C);
+        rows = (const float **)mem.floats(2 * p.W);  // an address is at most two floats wide
+        s1 = take(n1), s2 = take(n2), mix.rho = take(mix.H);
+        mix.q = {q, Q, Q, mix.K}, mix.s1 = {s1, n1, n1, mix.R1}, mix.s2 = {s2, n2, n2, mix.R2}, mix.o = {o, O, O, mix.V};
+    }
+    bool agrees() const {
+        const i64 width[8] = {Q, Q, n1, n2, Q, O, O, p.C};
+        for (i64 j = 0; j < 8; j++)
+            if (!linear_agrees(p.w[j], width[j], j == OUT ? O : p.C)) return false;
+        for (i64 j : {(i64)PQ, (i64)PK, (i64)PV, (i64)OUT})
+            if (!p.w[j].w) return false;
+        if (p.W < 0 || !p.conv_k != !p.conv_v || (mix.A1 && !p.w[PS1].w) || (mix.A2 && !p.w[PS2].w)) return false;
+        if (p.keep < 0 || (p.conv_k && (p.keep < p.W - 1 || p.W < 1)) || (p.keep && (p.tail < 0 || p.tail >= p.keep || !p.inputs)))
+            return false;
+        if (mix.T != 1 || mix.n_spans != B || !arguments_agree(mix)) return false;
+        for (i64 b = 0; b < B; b++)
+            if (mix.spans[5 * b] != b || mix.spans[5 * b + 1] != 0 || mix.spans[5 * b + 2] != 1) return false;
+        return true;
+    }
+    int run(const float *x, float *y) {
+        return mix.half ? run<bf16>(x, y) : run<float>(x, y);
+    }
+    // x joins the inputs that convolutions look back on. The last thing that happens, so that a step which fails changes nothing.
+    void remember(const float *x) const { mix.half ? remember<bf16>(x) : remember<float>(x); }
 
-template <int OUT> void dots_of_rows(const LinearEntry &e, i64 o, i64 rows) {
-    i64 r = 0;
-    for (; r + 2 <= rows; r += 2) dots<OUT, 2>(e, o, r);
-    if (r < rows) dots<OUT, 1>(e, o, r);
-}
-
-// Outputs begin..end-1 of an entry. The grouping of outputs does not change a sum, so results do not depend on threads.
-void few_rows(const LinearEntry &e, i64 begin, i64 end, i64 rows) {
-    i64 o = begin;
-    for (; o + 4 <= end; o += 4) dots_of_rows<4>(e, o, rows);
-    for (; o < end; o++) dots_of_rows<1>(e, o, rows);
-}
-
-void linear_forward(const LinearArgs *p) {
-    i64 work = 0;
-    for (i64 k = 0; k < p->entries; k++) work += p->entry[k].n_in * p->entry[k].n_out;
-    i64 nw = std::max<i64>(1, std::min(std::max<i64>(p->nthreads, 1), work * p->N / 65536));
-    run_workers(work ? nw : 0, p->parallel, [&](i64 w) {
-        Share mine(work, w, nw);
-        i64 before = 0;
-        for (i64 k = 0; k < p->entries; k++) {
-            const LinearEntry &e = p->entry[k];
-            i64 size = e.n_in * e.n_out;
-            if (size > 0) {
-                i64 begin = std::clamp<i64>((mine.begin - before + e.n_in - 1) / e.n_in, 0, e.n_out);
-                i64 end = std::clamp<i64>((mine.end - before + e.n_in - 1) / e.n_in, 0, e.n_out);
-                few_rows(e, begin, end, p->N);
+private:
+    template <class E> E *input(i64 b, i64 place) const { return (E *)p.inputs + b * p.inputs_b + place * p.C; }
+    template <class E> void remember(const float *x) const {
+        for (i64 b = 0; b < B && p.keep; b++) copy(x + b * p.C, p.C, input<E>(b, p.tail));
+    }
+    template <class E> static void copy(const float *from, i64 n, E *to) {
+        each_vector(n, [&](i64 j, i64 m) { store_some(to + j, load_some(from + j, m), m); });
+    }
+    // n numbers as floats: where they lie, or converted into `room`.
+    static const float *floats(const float *from, i64, float *) { return from; }
+    static const float *floats(const bf16 *from, i64 n, float *room) {
+        each_vector(n, [&](i64 j, i64 m) { store_some(room + j, load_some(from + j, m), m); });
+        return room;
+    }
+    const float *taps(const void *w, float *room) const {
+        return p.half_rest ? floats((const bf16 *)w, p.C * p.W, room) : (const float *)w;
+    }
+    template <class E> void convolve(const float *x) const {
+        const i64 C = p.C, W = p.W;
+        const float *wk = taps(p.conv_k, weights), *wv = taps(p.conv_v, weights + C * W);
+        for (i64 b = 0; b < B; b++) {
+            for (i64 j = 0; j < W - 1; j++) {  // tap j meets the token W-1-j steps back
+                i64 place = p.tail - (W - 1) + j;
+                rows[j] = floats(input<E>(b, place < 0 ? place + p.keep : place), C, window + j * C);
             }
-            before += size;
+            rows[W - 1] = x + b * C;
+            if (W == 4) weigh<4>(4, wk, wv, xk + b * C, xv + b * C);
+            else weigh<0>(W, wk, wv, xk + b * C, xv + b * C);
         }
-    });
-}
+    }
+    template <int TAPS> void weigh(i64 W, const float *wk, const float *wv, float *to_k, float *to_v) const {
+        const i64 taps = TAPS ? TAPS : W;
+        for (i64 c = 0; c < p.C; c++) {
+            float k = 0.0f, v = 0.0f;
+            for (i64 j = 0; j < taps; j++) k += wk[c * taps + j] * rows[j][c], v += wv[c * taps + j] * rows[j][c];
+            to_k[c] = k, to_v[c] = v;
+        }
+    }
+    void gate(const float *from, const float *g, float *to, i64 width) const {
+        each_pair(B * width, [&](i64 j, i64 n) {
+            pair s = sigmoid(load2_some(g + j, n));
+            store2_some(to + j, from ? load2_some(from + j, n) * s : s, n);
+        });
+    }
+    template <class E> int run(const float *x, float *y) {
+        if (p.conv_k) convolve<E>(x);
+        const float *to_k = p.conv_k ? xk : x, *to_v = p.conv_k ? xv : x;
+        const Product products[7] = {{&p.w[PQ], x, q}, {&p.w[PGATE], x, gq}, {&p.w[PS1], x, s1}, {&p.w[PS2], x, s2},
+                                     {&p.w[PK], to_k, k}, {&p.w[PV], to_v, v}, {&p.w[PREAD], x, go}};
+        multiply_all(products, B, mix.nthreads, mix.parallel);
+        if (p.w[PGATE].w) gate(q, gq, q, Q);
+        gate(nullptr, s1, s1, n1);
+        gate(nullptr, s2, s2, n2);
+        for (i64 b = 0; b < B; b++) {
+            i64 slot = place(mix.spans[5 * b + 4] - 1, mix.S);
+            for (i64 g = 0; g < mix.G; g++) copy(k + b * Q + g * mix.K, mix.K, at<E>(mix.k, b, slot, g));
+            for (i64 h = 0; h < mix.H; h++) copy(v + b * O + h * mix.V, mix.V, at<E>(mix.v, b, slot, h));
+        }
+        if (int status = p.half_rest ? run_rows<E, bf16>(mix) : run_rows<E, float>(mix)) return status;
+        if (p.w[PREAD].w) gate(o, go, o, O);
+        const Product readout[1] = {{&p.w[OUT], o, y}};
+        multiply_all(readout, B, mix.nthreads, mix.parallel);
+        return 0;
+    }
+};
 
-bool step_agrees(const hm_step_args &p, const hm_args &mix) {
-    const hm_parameters &weights = p.parameters;
-    if (!weights.w[PQ] || !weights.w[PK] || !weights.w[PV] || !weights.o || !weights.conv_k != !weights.conv_v) return false;
-    if ((mix.A1 && !weights.w[PS1]) || (mix.A2 && !weights.w[PS2])) return false;
-    return mix.T == 1 && mix.n_spans == mix.B && arguments_agree(mix);
-}
-
-// The new token's k and v, all that depends on x alone, the operator, and the readout.
 int run_step(const hm_step_args &p) {
-    hm_args mix = p.mix;
-    const hm_parameters &weights = p.parameters;
-    take_factors(mix, weights);
-    if (!mix.B) return 0;
-    const i64 B = mix.B, C = p.C, Q = mix.G * mix.K, O = mix.H * mix.V, n1 = mix.G * mix.R1, n2 = mix.H * mix.R2;
-    std::vector<float> scratch(B * (2 * C + 3 * Q + 3 * O + n1 + n2 + mix.H));
-    float *next = scratch.data();
-    auto take = [&](i64 n) { return next += B * n, next - B * n; };
-    float *xk = take(C), *xv = take(C), *q = take(Q), *gq = take(Q), *k = take(Q), *v = take(O), *go = take(O), *o = take(O),
-          *s1 = take(n1), *s2 = take(n2);
-    mix.rho = take(mix.H);
-    mix.q = {q, Q, Q, mix.K}, mix.s1 = {s1, n1, n1, mix.R1}, mix.s2 = {s2, n2, n2, mix.R2}, mix.o = {o, O, O, mix.V};
-    if (!step_agrees(p, mix)) return 2;
-
-    hm_view x{const_cast<float *>(p.x), p.x_row, p.x_row, 0}, to_k{xk, C, C, 0}, to_v{xv, C, C, 0};
-    if (weights.conv_k) {
-        hm_conv_args conv{};
-        conv.B = B, conv.T = 1, conv.C = C, conv.W = p.W, conv.nthreads = 1;
-        conv.x = x, conv.wk = weights.conv_k, conv.wv = weights.conv_v, conv.yk = to_k, conv.yv = to_v;
-        std::vector<float> history(B * (p.W - 1) * C + 1);
-        for (i64 b = 0; b < B && p.W > 1; b++)
-            memcpy(history.data() + b * (p.W - 1) * C, p.history + b * p.history_b, (p.W - 1) * C * sizeof(float));
-        conv.history = history.data();
-        Conv<float> twin(conv);
-        for (i64 b = 0; b < B; b++) twin.forward_block(b, 0);
-    }
-    std::vector<LinearEntry> entries;
-    auto linear = [&](const float *w, const float *bias, const float *from, i64 row, i64 in, float *to, i64 out) {
-        if (w) entries.push_back({from, w, bias, to, row, in, out});
-    };
-    auto run = [&] {
-        LinearArgs all{B, (i64)entries.size(), mix.nthreads, mix.parallel, entries.data()};
-        linear_forward(&all);
-        entries.clear();
-    };
-    float *const to[7] = {q, gq, s1, s2, k, v, go};
-    const i64 width[7] = {Q, Q, n1, n2, Q, O, O};
-    for (Projection j : {PQ, PGATE, PREAD, PS1, PS2, PK, PV}) {
-        bool convolved = weights.conv_k && (j == PK || j == PV);
-        const float *from = !convolved ? p.x : j == PK ? xk : xv;
-        linear(weights.w[j], weights.bias[j], from, convolved ? C : p.x_row, C, to[j], width[j]);
-    }
-    run();
-
-    auto gate = [&](const float *from, const float *g, float *to, i64 width) {
-        hm_gate_args a{};
-        a.N = B, a.C = width, a.nthreads = 1, a.x = from, a.g = g, a.y = to, a.x_row = a.g_row = a.y_row = width;
-        gate_forward<float>(&a);
-    };
-    if (weights.w[PGATE]) gate(q, gq, q, Q);
-    if (weights.w[PS1]) gate(nullptr, s1, s1, n1);
-    if (weights.w[PS2]) gate(nullptr, s2, s2, n2);
-    for (i64 b = 0; b < B; b++) {
-        i64 slot = place(mix.spans[5 * b + 4] - 1, mix.S);
-        for (i64 g = 0; g < mix.G; g++) memcpy(at(mix.k, b, slot, g), k + b * Q + g * mix.K, mix.K * sizeof(float));
-        for (i64 h = 0; h < mix.H; h++) memcpy(at(mix.v, b, slot, h), v + b * O + h * mix.V, mix.V * sizeof(float));
-    }
-    int status = run_forward<float>(mix);
-    if (status) return status;
-    if (weights.w[PREAD]) gate(o, go, o, O);
-    linear(weights.o, weights.o_bias, o, O, O, p.y, C);
-    run();
+    Step step(p);
+    Block room;
+    if (!room.carve([&](Arena &mem) { step.carve(mem); })) return 1;
+    if (!step.agrees() || !p.x || !p.y) return p.mix.B ? 2 : 0;
+    if (int status = step.run(p.x, p.y)) return status;
+    step.remember(p.x);
     return 0;
 }
 

@@ -1,0 +1,110 @@
+"""One token of each row through a HyperGLU layer in one call: whether it may be, asked once until the layer changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hypermlp.cache import Cache, on_host
+from hypermlp.mixers.int8 import DECODED, weights_of
+from hypermlp.mixers.modules import OfThread, Watch, find_hooked
+from hypermlp.ops.native.decode import COMPUTED, LayerCall
+from hypermlp.ops.observer import ORDINARY
+from hypermlp.ops.parameters import LinearWeights, StepParameters
+
+if TYPE_CHECKING:
+    from hypermlp.mixers.hyper import HyperGLU
+
+HOOKED = "is hooked, wrapped, replaced, quantised or sharded, or a global hook listens"
+
+
+def own_option(layer: HyperGLU) -> str | None:
+    """An option that only `modules` knows."""
+    c = layer.config
+    if c.registers or c.use_rope:
+        return "registers" if c.registers else "use_rope"
+    return None if c.gate_act == "sigmoid" else f"gate_act={c.gate_act!r}"
+
+
+def step_parameters(layer: HyperGLU) -> StepParameters:
+    """For a layer whose modules are what they were made as, or Int8Linear."""
+    p, op1, op2 = layer, layer.op1, layer.op2
+    controls = (None if op is None else op.control for op in (op1, op2))
+    linears = (p.q, p.gate_qk, *controls, p.k, p.v, p.gate_vo, p.o)
+    convs = (None if m is None else m.weight for m in (p.conv_k, p.conv_v))
+    mixings = (t for op in (op1, op2) for t in ((None,) * 3 if op is None else (op.A, op.B, op.diag)))
+    return StepParameters(tuple(map(weights_of, linears)), *convs, *mixings)
+
+
+def unreadable(linears: Iterable[LinearWeights | None], others: Iterable[Tensor | None]) -> str | None:
+    """Why compiled code cannot read these parameters where they lie: float32 or bfloat16, linear weights perhaps codes."""
+    present, beside = [m for m in linears if m is not None], [t for t in others if t is not None]
+    floating = [*beside, *(t for m in present for t in ((m.weight if m.scale is None else m.scale), m.bias) if t is not None)]
+    if len({t.dtype for t in floating}) != 1 or floating[0].dtype not in COMPUTED:
+        return f"parameters of {', '.join(sorted({str(t.dtype) for t in floating}))}"
+    if any(m.scale is not None and m.weight.dtype is not torch.int8 for m in present):
+        return "codes of another type than int8"
+    everything = [*floating, *(m.weight for m in present)]
+    if all(type(t) in ORDINARY and t.is_cpu and t.is_contiguous() and not t.is_neg() for t in everything):
+        return None
+    return "parameters that are elsewhere, strided, or tensors of a class of their own"
+
+
+class Prepared:
+    """What decoding a layer needs, laid out; or why it cannot be."""
+
+    def __init__(self, layer: HyperGLU) -> None:
+        self.config, self.why = layer.config, own_option(layer)
+        self.call: LayerCall | None = None
+        hooked = None if self.why else find_hooked(layer, DECODED)
+        if hooked is not None:
+            self.why = f"{hooked} {HOOKED}"
+        if self.why is None and any(op is not None and op.A.shape[0] != op.heads for op in (layer.op1, layer.op2)):
+            self.why = "all heads share the factors of a mixing"
+        if self.why is None:
+            p = step_parameters(layer)
+            self.why = unreadable(p.linears, p[1:])
+        if self.why is None:
+            try:
+                self.watch, self.call = Watch(layer), LayerCall(p, layer.shape())
+            except ValueError as error:
+                self.why = f"parameters of other shapes than the layer was made with ({error})"
+
+    def holds(self, layer: HyperGLU) -> bool:
+        """Whether it still is what would be laid out now."""
+        return self.call is not None and self.config is layer.config and self.watch.unchanged()
+
+
+_prepared = OfThread()
+
+
+def prepared(layer: HyperGLU) -> Prepared:
+    """What was laid out for the layer before, if that still holds."""
+    found: Prepared | None = _prepared.found.get(layer)
+    if found is None or not found.holds(layer):
+        found = _prepared.found[layer] = Prepared(layer)
+    return found
+
+
+def takes(cache: Cache) -> bool:
+    """Whether compiled code may read and write this cache where it lies."""
+    tensors = [cache.inputs, *cache.slots.values()]
+    dtype = tensors[0].dtype
+    return dtype in COMPUTED and all(
+        t.dtype is dtype and t.is_cpu and type(t) in ORDINARY and t.is_contiguous() for t in tensors
+    )
+
+
+def run(layer: HyperGLU, x: Tensor, cache: Cache) -> Tensor:
+    """y (B 1 C) of one token for each row, which joins the cache."""
+    call = prepared(layer).call
+    assert call is not None
+    counts = [1] * x.shape[0]
+    spans = on_host(cache.reserve(counts))
+    call.attach(cache.slots["k"], cache.slots["v"], cache.inputs)
+    y = call.run(x, spans, cache.tail)
+    cache.commit(None, counts)
+    return y
