@@ -30,7 +30,8 @@ def mixers(
     length: Annotated[int, typer.Option(min=1, help="Longest context.")] = 1024,
 ) -> None:
     """Every mixer by its name: where it comes from, its parameters, the bytes that decoding keeps; or one label explained."""
-    from hypermlp.report.budget import SIZES, show_budget, show_explanation, show_mixers, show_models
+    from hypermlp.paper.published import SIZES
+    from hypermlp.report.budget import show_budget, show_explanation, show_mixers, show_models
 
     console = open_console()
     if label in SIZES:

@@ -6,6 +6,7 @@ import io
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -49,7 +50,7 @@ def short(value: float) -> str:
 
 
 # matplotlib's settings for a dark screen
-DARK = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), "#e7e0d8")
+DARK: Any = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), "#e7e0d8")
 
 
 def themed(draw: Callable[[], Figure]) -> list[bytes]:
