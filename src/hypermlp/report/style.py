@@ -50,7 +50,8 @@ def short(value: float) -> str:
 
 
 # matplotlib's settings for a dark screen
-DARK: Any = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), "#e7e0d8")
+LINES = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
+DARK: Any = dict.fromkeys(LINES, "#e7e0d8")
 
 
 def themed(draw: Callable[[], Figure]) -> list[bytes]:
