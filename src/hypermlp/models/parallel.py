@@ -140,9 +140,10 @@ def check_unchanged(module: nn.Module, part: nn.Module) -> None:
     """Refuse a layer with other tensors than its kind has, such as codes of weights or adapters."""
     own, usual = ({*dict(m.named_parameters()), *dict(m.named_buffers())} for m in (module, part))
     if own != usual or not all(p.is_floating_point() for p in module.parameters()):
+        what = ", ".join(sorted(own ^ usual)[:3]) or "weights as codes"
         raise ValueError(
-            f"{type(module).__name__} has been changed ({', '.join(sorted(own ^ usual)[:3]) or 'weights as codes'}): use a "
-            "model with its own weights, and merge adapters or quantise afterwards"
+            f"{type(module).__name__} has been changed ({what}): use a model with its own weights, and merge adapters or "
+            "quantise afterwards"
         )
 
 
