@@ -107,7 +107,7 @@ def test_the_file_name_depends_on_processor_and_every_source(monkeypatch: pytest
 
 def test_flags_of_the_user_come_last_and_name_another_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler = tmp_path / "c++"
-    compiler.write_text('#!/bin/sh\nfor last; do :; done\necho "$@" > "$last"\n')
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nfor last; do :; done\necho "$@" > "$last"\n')
     compiler.chmod(0o700)
     names = set()
     for flags in ("", "-march=x86-64-v3", "-march=x86-64 -DNAME='a b'"):
@@ -175,7 +175,7 @@ def test_what_is_compiled_can_be_written_by_its_owner_alone(
     victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = tmp_path / "c++"
-    compiler.write_text('#!/bin/sh\nfor last; do :; done\nrm -f "$last"; echo code > "$last"\n')
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nfor last; do :; done\nrm -f "$last"; echo code > "$last"\n')
     compiler.chmod(0o700)
     before = os.umask(0)
     try:
