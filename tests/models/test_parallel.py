@@ -73,6 +73,8 @@ def compare(make: Callable[[], Mixer], shape: dict[str, int], dtype: torch.dtype
         expected = run_layer(mixer, x, d_y)
         grads = {name: p.grad.clone() for name, p in mixer.named_parameters()}
         mixer.zero_grad()
+        if dist.get_rank() > 0:  # the weights of the first process are everybody's
+            perturb(mixer, seed=dist.get_rank())
         parallelize(mixer, mesh)
         own = own_rows(x.detach(), mesh).clone().requires_grad_()
         y = mixer(own)
