@@ -30,13 +30,14 @@ import torch
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 MIXERS = ("hyperglu", "gated_deltanet", "softmax")
-FOLDER = "TRANSFORMERS_SUITE"  # of the tests that are run, for every process
+FOLDER, PROCESSES = "TRANSFORMERS_SUITE", "TRANSFORMERS_SUITE_PROCESSES"  # of the tests; whether those on two processes run
 NEEDED = ("test_modeling_common.py", "causal_lm_tester.py", "generation/test_utils.py", "exporters", "pipelines", "utils")
 PAGE = Path(__file__).parents[2] / "docs" / "clients" / "hugging-face.md"
 TAKES_BACK = "assisted decoding takes tokens back, and a recurrent state cannot"
 # What a skip says, as patterns, and what that means for these models.
 MEANS = {
     r"Flash|flash_attn|flash attention|attention mask API|test requires.*kernels": "flash attention is not used",
+    r"distributed tests are not enabled": "tests on two processes, which run with `--processes` alone",
     r"test requires|is slow|SDPA flash|NVIDIA|Nvidia": "needs a GPU, or a package that is not installed; or is marked slow",
     r"pipeline|tiny models": "tests of pipelines with models of the Hub, or for images and sound",
     r"static cache|without graph breaks|4D attention": "no static cache and no 4-D masks: the error names the cure",
@@ -73,8 +74,8 @@ def import_suite(folder: str) -> ModuleType:
     import tests.causal_lm_tester as suite  # type: ignore[import-not-found]
     from tests import test_fsdp_mixin, test_tensor_parallel_mixin  # type: ignore[attr-defined]
 
-    # Kinds of models whose tests on two processes are run; theirs are few, to save time. None: all.
-    test_fsdp_mixin.FSDP_DISTRIBUTED_TEST_MODEL_TYPES = test_tensor_parallel_mixin.TP_DISTRIBUTED_TEST_MODEL_TYPES = None
+    if PROCESSES in os.environ:  # kinds of models for which they run; None: all
+        test_fsdp_mixin.FSDP_DISTRIBUTED_TEST_MODEL_TYPES = test_tensor_parallel_mixin.TP_DISTRIBUTED_TEST_MODEL_TYPES = None
     return suite
 
 
@@ -160,6 +161,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="source distribution and checkout of transformers, with tests/")
     parser.add_argument("-k", default="", help="which tests, as for pytest")
+    parser.add_argument(
+        "--processes", action="store_true", help="also those on two processes; transformers runs few, to save time"
+    )
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
     given = parser.parse_args()
     missing = find_missing(given.folders)
@@ -173,7 +177,7 @@ def main() -> int:
     outcomes = Outcomes()
     with tempfile.TemporaryDirectory() as folder:
         lay_together(given.folders, Path(folder))
-        os.environ[FOLDER] = folder
+        os.environ |= {FOLDER: folder, **({PROCESSES: "1"} if given.processes else {})}
         options = ["-qq", "-c", os.devnull, "--rootdir", folder, "-p", "no:cacheprovider", "--tb=short", "-W", "ignore", "-rfE"]
         pytest.main([__file__, *options, "-k", given.k], plugins=[outcomes])
     text = table(outcomes.found)

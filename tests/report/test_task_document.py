@@ -69,7 +69,7 @@ def test_copying_is_shown_by_length(tmp_path: Path) -> None:
 
 
 def test_the_command_shows_the_scores_and_writes_the_page(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["report", str(folder)])
+    done = CliRunner().invoke(app, ["study", "report", str(folder)])
     assert done.exit_code == 0, done.output
     assert "trivial baselines: worse 0.0, better 50.0" in done.output
     assert "more lags, untrained" in (folder / "report.html").read_text()
@@ -78,7 +78,7 @@ def test_the_command_shows_the_scores_and_writes_the_page(folder: Path) -> None:
 def test_a_task_that_is_not_in_the_registry_is_reported(tmp_path: Path) -> None:
     """A user's own: its file need not be there any more."""
     write(tmp_path, [run("S-p", "own", {"[test]": 0.25}, 0.125, 0)], {"study": "tasks", "task": "own", "width": 64, "depth": 2})
-    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    done = CliRunner().invoke(app, ["study", "report", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "25.0" in done.output
     assert "trivial baselines: worse 0.0, better 12.5" in done.output

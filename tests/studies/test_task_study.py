@@ -161,9 +161,9 @@ def test_settings_are_changed_by_name() -> None:
     (study,) = scaled_studies(["mqar"], "quick", changes=["noise=false"]).values()
     assert not next(iter(study.settings().values())).noise
     for wrong in ("lookback=48", "noise=0", "seq_len=long", "mix"):
-        with pytest.raises(ValueError, match=rf"--set {wrong}: the settings of mqar have .*mix=small, noise=true"):
+        with pytest.raises(ValueError, match=rf"{wrong}: the settings of mqar have .*mix=small, noise=true"):
             scaled_studies(["mqar"], "quick", changes=[wrong])
-    with pytest.raises(ValueError, match="leave --set out"):
+    with pytest.raises(ValueError, match="leave seq_len=64 out"):
         scaled_studies(["mad"], "quick", changes=["seq_len=64"])
 
 

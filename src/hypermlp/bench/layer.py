@@ -26,9 +26,9 @@ class Shape(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Shape:
         try:
-            shape = cls(*(int(part) for part in text.split(",")))
+            shape = cls(*(int(part) for part in text.split("x")))
         except (TypeError, ValueError):
-            raise ValueError(f"shape ({text}) must be three whole numbers B,T,d, such as 8,1024,768") from None
+            raise ValueError(f"shape ({text}) must be three whole numbers BxTxd, such as 8x1024x768") from None
         if min(shape) < 1 or shape.width % 16:
             raise ValueError(f"shape ({text}) must be positive, with a width divisible by 16")
         return shape

@@ -131,12 +131,12 @@ class Mixer(nn.Module, ABC):
                 computed from them, see mixers/weights.py.
             options: of the mixer's own `mix`; HyperGLU's are impl and chunk_T.
         """
+        tokens = self.prepare(x, attention_mask, cu_seqlens, cache)._replace(weights=weights)
         if weights is not None and not self.gives_weights:
             raise ValueError(
                 f"{type(self).__name__} has no weights of single tokens to give: leave weights unset, or use softmax "
                 "attention, HyperGLU or HyperMLP"
             )
-        tokens = self.prepare(x, attention_mask, cu_seqlens, cache)._replace(weights=weights)
         try:
             return tokens.restore(with_cache(self, partial(self.mix, tokens, **options), cache, tokens.x))
         except (RuntimeError, ValueError) as error:

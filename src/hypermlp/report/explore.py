@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from hypermlp.analysis.capture import capture, recipe
 from hypermlp.config import IGNORED
 from hypermlp.data.tokenizers import Tokenizer
+from hypermlp.files import refuse_foreign, write_own
 from hypermlp.models.lm import count_parameters
 from hypermlp.report.terminal import say
 from hypermlp.runs.generate import open_model
@@ -48,17 +49,19 @@ class Subject:
     words: bool = False  # tokens are words, to be set apart, and targets stand at their own place
 
 
-def show_explore(console: Console, text: str | None, folders: Sequence[Path], out: Path, *, example: int = 0) -> Path:
+def show_explore(
+    console: Console, text: str | None, folders: Sequence[Path], out: Path, *, example: int = 0, force: bool = False
+) -> Path:
     """Write the page for one model, or two to compare on the same text, and say where it is.
 
     A model of a task reads a test example of the task instead of a text.
     """
     if not 1 <= len(folders) <= 2:
         raise ValueError(f"{len(folders)} models were given; the page shows one, or the difference of two")
+    refuse_foreign(out, force=force)
     subjects = [open_task(folder, example) if is_task_model(folder) else open_subject(folder, text) for folder in folders]
     page = build_page(subjects)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
+    write_own(out, page, force=force)
     size = f"{len(subjects[0].tokens)} tokens, {out.stat().st_size / 1e6:.1f} MB"
     say(console, f"{size}. Open it in a browser: {out}")
     return out

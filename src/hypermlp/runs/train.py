@@ -15,6 +15,7 @@ import torch
 
 from hypermlp import notice
 from hypermlp.batch import Batch
+from hypermlp.checks import same_settings
 from hypermlp.data.corpus import INDEX, SPLITS, Corpus, SplitName, open_corpus, read_corpus
 from hypermlp.data.packing import Batches
 from hypermlp.data.shards import prepare
@@ -206,27 +207,16 @@ def write_down(config: RunConfig, corpus: Corpus, parameters: int, folder: RunFo
 
 def check_same(old: dict[str, Any], new: dict[str, Any], out: Path) -> None:
     """Refuse what would compute something else than the run in `out`, by what run.json says and would say."""
-    before, after = flat(old), flat(new)
     free = {f"config.train.{name}" for name in FREE}
-    if after["config.train.steps"] > before["config.train.steps"]:
+    before, after = old["config"]["train"], new["config"]["train"]
+    if after["steps"] > before["steps"]:
         free.add("config.train.steps")
-        end = before["config.train.decay"] or before["config.train.steps"]
-        if after["config.train.decay"] == end:
+        end = before["decay"] or before["steps"]
+        if after["decay"] == end:
             free.add("config.train.decay")
-        elif after["config.train.decay"] is None:
+        elif after["decay"] is None:
             notice.once(f"more train.steps also stretch the cosine; train.decay={end} leaves it as it was")
-    missing = "nothing"
-    differing = [key for key in before | after if before.get(key, missing) != after.get(key, missing) and key not in free]
-    if differing:
-        told = [f"{key.removeprefix('config.')} was {before.get(key)!r}, not {after.get(key)!r}" for key in differing]
-        raise ValueError(f"{out} holds a run that differs: {'; '.join(told)}. Give the old values, or a new folder")
-
-
-def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one with dotted keys."""
-    if not isinstance(value, dict):
-        return {name: value}
-    return {key: v for part, inner in value.items() for key, v in flat(inner, f"{name}.{part}".removeprefix(".")).items()}
+    same_settings(out, old, new, free=free)
 
 
 def find_corpus(data: DataConfig, shards: Path, world: World) -> Corpus:

@@ -380,7 +380,7 @@ def train_model(job: TaskJob, context: RunContext | None = None) -> tuple[nn.Mod
     }
 
 
-BASES: dict[str, dict[str, Tensor]] = {}  # key of the job → weights, of the last one: the mixers of a seed begin from one base
+BASES: dict[str, dict[str, Tensor]] = {}  # the job, spelled out → weights; the last alone, from which mixers of a seed begin
 
 
 def pretrained(job: TaskJob) -> dict[str, Tensor]:
@@ -392,10 +392,10 @@ def pretrained(job: TaskJob) -> dict[str, Tensor]:
     own = dataclasses.replace(study, pretrain=None, given=None, search=None, epochs=None, tasks=(task,), **changed)
     (setting,) = own.settings_of(task)
     base = dataclasses.replace(job, mixer=lora.split(job.mixer)[0], setting=setting, study=own, lr=before["lr"])
-    if base.key not in BASES:
+    if (key := repr(base)) not in BASES:
         BASES.clear()
-        BASES[base.key] = train_model(base)[0].state_dict()
-    return BASES[base.key]
+        BASES[key] = train_model(base)[0].state_dict()
+    return BASES[key]
 
 
 def latest(run: Fit) -> dict[str, float]:
