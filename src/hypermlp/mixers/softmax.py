@@ -183,7 +183,7 @@ class SoftmaxAttention(Mixer):
         """Of this process: a tensor parallel plan leaves it some of the heads, and so the cache."""
         weight: Tensor = self.k.weight
         if is_split(self.k):
-            weight = weight.to_local()  # type: ignore[operator]
+            weight = weight.to_local()  # type: ignore[attr-defined]
         elif type(weight) not in ORDINARY or not weight.is_floating_point():
             return self.n_head
         return weight.shape[0] * self.n_head // self.qk_rank

@@ -57,6 +57,7 @@ DARK: Any = dict.fromkeys(LINES, "#e7e0d8")
 def themed(draw: Callable[[], Figure]) -> list[bytes]:
     """A picture drawn twice as PNG, for light screens and for dark ones, with no ground of its own."""
     found = []
+    settings: Any
     for settings in ({}, DARK):
         with matplotlib.rc_context(settings):
             data = io.BytesIO()

@@ -109,7 +109,8 @@ def shorten(value: Any) -> str:
 
 def pay_with_qk(model: ModelConfig) -> ModelConfig:
     """The model with the width of q and k that the paper's rule gives it; itself where the rule changes nothing."""
-    if not isinstance(model.mixer, str) or (found := match_qk(model.mixer, model.width, model.length, model.heads)) is None:
+    found = match_qk(model.mixer, model.width, model.length, model.heads) if isinstance(model.mixer, str) else None
+    if found is None or found.size is None:
         return model
     notice.once(
         f"model.size={found.size} ({found.size / model.width:.3g} of the width, q and k) gives a layer of {model.mixer} "
