@@ -69,12 +69,14 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, mp_policy: MixedPrecision
     rows = Rows(mesh["cp"].get_group()) if size["cp"] > 1 else None
     if rows is not None:
         check_rows(model, mixers.values())
+    shared = tuple(name for name in ("dp", "cp") if size[name] > 1)
+    for name in shared:
+        agree(model, mesh[name].get_group())
     if size["tp"] > 1:
         divide(model, mixers, mesh["tp"], rows)
     elif rows is not None:
         for mixer in mixers.values():
             share_rows(mixer, rows)
-    shared = tuple(name for name in ("dp", "cp") if size[name] > 1)
     if shared:
         over = mesh[shared[0]] if len(shared) == 1 else mesh[shared]._flatten("dp_cp")
         options: dict[str, Any] = {"mesh": over, "mp_policy": mp_policy or MixedPrecisionPolicy()}
@@ -83,6 +85,14 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, mp_policy: MixedPrecision
             fully_shard(block, **options)
         fully_shard(model, **options)
     return model
+
+
+@torch.no_grad()
+def agree(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Give all processes of a group the weights of its first; tp does so where it divides them."""
+    for p in model.parameters():
+        if not p.is_meta:
+            dist.broadcast(p, group=group, group_src=0)
 
 
 def own_rows(x: Tensor, mesh: DeviceMesh) -> Tensor:
