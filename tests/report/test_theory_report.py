@@ -12,11 +12,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hypermlp.analysis import gallery
 from hypermlp.cli import app
 from hypermlp.report import theory as report
 from hypermlp.report.theory_map import THREADS, base, html_map, links_of
-from hypermlp.theory import STATEMENTS, run, select
+from hypermlp.theory import STATEMENTS, gallery, run, select
 from hypermlp.theory.faults import FAULTS
 from hypermlp.theory.numbered import NUMBERED
 from hypermlp.theory.registry import FAILS

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hypermlp.analysis import gallery
 from hypermlp.analysis.memory import look
-from hypermlp.theory import STATEMENTS, Case
+from hypermlp.theory import STATEMENTS, Case, gallery
 from hypermlp.theory.geometry import Plane, layer_field, partition
 from hypermlp.theory.setting import make_static
 
