@@ -176,7 +176,8 @@ def carry(
     """
     before, read = [], []
     columns = [t.unbind(1) for t in (keep, news, *(solved or ())) if t is not None]
-    for decay, *rest in zip(*columns, strict=True):
+    for decay, *others in zip(*columns, strict=True):
+        rest = list(others)  # which to the compiler of torch 2.12 is a tuple
         before.append(S)
         S_next = S * decay
         if news is not None:
