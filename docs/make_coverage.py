@@ -10,6 +10,7 @@ with the configurations, before the page is written; tests/test_coverage.py does
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -86,7 +87,7 @@ EQUATIONS = [
     entry("76", "contractions along lags are convolutions", "theory:G.5"),
     entry("77-79", "slots as combinations of the context", "theory:H.3"),
     entry("80", "linear attention reads the whole pool", "theory:H.10"),
-    entry("81-82", "LoRA on the readout side", "theory:2.6"),
+    entry("81-82", "LoRA on the readout side", "theory:2.6", "src/hypermlp/mixers/lora.py:AdaptedLinear"),
     entry("83-86", "a gate between V and O", "src/hypermlp/studies/protocols/gates.toml", "theory:2.6"),
     entry("87-90", "token-wise attention beside HyperMLP", "theory:I.1"),
     entry("91-96", "paying for mixing with d_qk", "src/hypermlp/models/budget.py:match_qk", "theory:I.2"),
@@ -95,16 +96,11 @@ EQUATIONS = [
 
 SECTIONS = [
     entry("2.4", "HyperMLP and HyperGLU", f"{HYPER}:HyperGLU", f"{HYPER}:HyperMLP", "src/hypermlp/config.py:HyperGLUConfig"),
-    entry("2.6", "parameters: q and k pay", "src/hypermlp/models/budget.py:match_qk", "hypermlp budget"),
-    entry("3.a", "labels Base-Feat-Rank-TmixLayout", "src/hypermlp/mixers/labels.py:Label", "hypermlp explain"),
+    entry("2.6", "parameters: q and k pay", "src/hypermlp/models/budget.py:match_qk", "hypermlp mixers --budget"),
+    entry("3.a", "labels Base-Feat-Rank-TmixLayout", "src/hypermlp/mixers/labels.py:Label", "hypermlp mixers G-cg-q-12o"),
     entry("3.b", "language models of 340M and 1.3B", "src/hypermlp/paper/configs.py:fineweb", "hypermlp train"),
     entry("H.3", "learned registers", "src/hypermlp/mixers/registers.py:join", "src/hypermlp/studies/protocols/registers.toml"),
-    entry(
-        "H.6",
-        "LoRA on V and O rather than Q and K",
-        "theory:2.6",
-        "not here: a trained comparison of adapters; `hypermlp study` has no run that pretrains and then adapts",
-    ),
+    entry("H.6", "LoRA on V and O rather than Q and K", "theory:2.6", "src/hypermlp/studies/protocols/lora.toml"),
     entry("H.7", "gates between V and O", "src/hypermlp/studies/protocols/gates.toml"),
     entry("J.1", "parameters in lag order, of any length", f"{HYPER}:SequenceMixing"),
     entry("J.2", "skewed blocks of rows", "src/hypermlp/ops/chunked.py:strip_scores", "src/hypermlp/ops/triton/skew.py"),
@@ -125,7 +121,7 @@ SECTIONS = [
         "not here: Table 2 prints scores that are not rescaled, and so do we",
         "docs/evaluation.md",
     ),
-    entry("M", "MAD", "src/hypermlp/tasks/mad.py", "hypermlp mad run"),
+    entry("M", "MAD", "src/hypermlp/tasks/mad.py", "hypermlp study run mad"),
     entry("M", "OpenWebText2 (jsonl.zst)", "src/hypermlp/data/text.py:read_compressed", "hypermlp data prepare"),
     entry("M", "FineWeb-Edu", "src/hypermlp/data/text.py:hub", "hypermlp data prepare"),
 ]
@@ -134,7 +130,7 @@ TABLES = [
     entry(
         "Table 1",
         "33 labels on MAD and NanoGPT",
-        "hypermlp table1",
+        "hypermlp study run table1",
         "results/table1",
         "src/hypermlp/studies/protocols/labels.toml",
         "not here: runs of the 21 labels that are in the protocol `labels` alone",
@@ -150,7 +146,7 @@ TABLES = [
     entry("Table 2, printed", "the paper's numbers", "src/hypermlp/paper/tables.py:TABLE2_TEXT"),
     entry("Table 3", "asymptotic overhead", "theory:G.2", "theory:G.3", "theory:G.4"),
     entry("Table 4", "which tasks gain", "src/hypermlp/paper/tables.py:TABLE4", "docs/reproduction.md"),
-    entry("Table 5", "cost of a GPT-2 with each system", "hypermlp table5", "results/table5", "docs/efficiency.md"),
+    entry("Table 5", "cost of a GPT-2 with each system", "hypermlp bench model", "results/table5", "docs/efficiency.md"),
     entry("Table 5, printed", "the paper's numbers", "src/hypermlp/paper/tables.py:TABLE5_TEXT"),
     entry("Figure 1", "the head, drawn", "docs/make_picture.py", "docs/layer.png"),
     entry(
@@ -161,7 +157,7 @@ TABLES = [
     entry(
         "Figure 5",
         "curves of the training loss",
-        "hypermlp report",
+        "hypermlp study report",
         "results/table1/report.html",
         "not here: the runs at the paper's size",
     ),
@@ -250,10 +246,10 @@ def systems() -> Iterator[Entry]:
         for title, mixer in TABLE2_MIXERS[size].items():
             yield entry(f"Table 2, {size}", title, file_of(mixer), f"hypermlp train {name} model.mixer={mixer}")
     for title, mixer in TABLE5_SYSTEMS.items():
-        yield entry("Table 5", title, file_of(mixer), "hypermlp table5")
+        yield entry("Table 5", title, file_of(mixer), "hypermlp bench model")
     for label in TABLE1:
         what = f"{label} ({ALIASES[label]})" if label in ALIASES else label
-        yield entry("Table 1", what, "src/hypermlp/mixers/labels.py:build", f"hypermlp explain {label}")
+        yield entry("Table 1", what, "src/hypermlp/mixers/labels.py:build", f"hypermlp mixers {label}")
 
 
 def file_of(mixer: str) -> str:
@@ -328,7 +324,7 @@ def shown(pointer: str) -> str:
     if kind == "not here":
         return f"not here: {rest.strip()}"
     if kind == "theory":
-        return f"`hypermlp theory --only {rest}`"
+        return f"`hypermlp theory {shlex.quote(rest)}`"
     if pointer.startswith("hypermlp "):
         return f"`{pointer}`"
     return f"`{kind}`, `{rest}`" if rest else f"`{kind}`"

@@ -1,6 +1,6 @@
-"""Photographs docs/explorer.png and docs/answers.png: the demo's copying models, trained where they are missing.
+"""Photographs docs/explorer.png and docs/answers.png: the demo's copying models.
 
-python docs/make_screens.py     (needs Chromium, its driver and selenium)
+hypermlp demo && python docs/make_screens.py     (needs Chromium, its driver and selenium)
 """
 
 import base64
@@ -8,24 +8,22 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from selenium import webdriver
 
-from hypermlp.report.document import document
 from hypermlp.report.explore import show_explore
+from hypermlp.report.markup import charts, document
 from hypermlp.report.readings import figure
 from hypermlp.report.terminal import new_console
 from hypermlp.studies.demo import READERS, reading
-from hypermlp.studies.kept import is_kept, keep_model, open_kept
+from hypermlp.studies.task_models import find_task_models, open_task_model
 
-HERE, RUNS, TASK = Path(__file__).parent, Path("runs/explore"), "selective-copying"
+HERE, RUNS, TASK = Path(__file__).parent, Path("runs/demo"), "selective-copying"
 ANSWER = 45  # the sixth
 
 
 def main() -> None:
-    folders = [RUNS / f"{TASK}-{mixer}" for mixer in READERS]
-    for folder, mixer in zip(folders, READERS, strict=True):
-        if not is_kept(folder):
-            keep_model(folder, TASK, mixer)
+    folders = find_task_models(RUNS, TASK, READERS)
     page = show_explore(new_console(), None, folders[:1], RUNS / "copying.html")
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
@@ -41,14 +39,11 @@ def main() -> None:
         driver.quit()
 
 
-def pictures(folders: list[Path]) -> str:
-    kept = [open_kept(folder) for folder in folders]
-    figures = [
-        figure(mixer, reading(model.model, model.setting, model.inputs[0], model.targets[0]))
-        for mixer, model in zip(READERS, kept, strict=True)
-    ]
+def pictures(folders: list[Path]) -> Markup:
+    found = [open_task_model(folder) for folder in folders]
+    figures = [figure(own.mixer, reading(own.model, own.setting, own.inputs[0], own.targets[0])) for own in found]
     style = "<style>main > :not(section), h2 { display: none } main { padding: 8px }</style>"
-    return f'{style}<div class="charts wide">{"".join(figures)}</div>'
+    return Markup(style) + charts(figures, wide=True)
 
 
 def photograph(driver: Any, page: Path, out: Path, width: int, height: int, script: str) -> None:

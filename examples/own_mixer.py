@@ -84,9 +84,9 @@ def main() -> None:
     check_laws(MovingAverage(8).double(), 8)
 
     with tempfile.TemporaryDirectory() as folder:
-        mixers, size = f"{Path(__file__)}:MovingAverage,S-pc", "--width 32 --batch 16 --examples 1600"
-        words = f"mad run --mixers {mixers} --tasks in-context-recall --steps {options.steps} {size} --out {folder}/study"
-        app(words.split(), standalone_mode=False)  # hypermlp mad run …
+        mixers, size = f"{Path(__file__)}:MovingAverage,S-pc", f"steps={options.steps} width=32 batch=16 examples=1600"
+        words = f"study run mad {size} --mixers {mixers} --tasks in-context-recall --scale quick --out {folder}/study"
+        app(words.split(), standalone_mode=False)  # hypermlp study run mad …
 
 
 if __name__ == "__main__":

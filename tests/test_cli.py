@@ -17,7 +17,9 @@ from hypermlp.cli import app, watch
 from hypermlp.cli.app import DEBUG
 from hypermlp.errors import RunError
 from hypermlp.files import write_json
-from hypermlp.studies.demo import DemoStudy, demo_study
+from hypermlp.studies.catalogue import Plan
+from hypermlp.studies.demo import demo_study
+from hypermlp.studies.study import Study
 
 
 def hypermlp(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -104,8 +106,8 @@ def test_info_says_which_implementation_and_why() -> None:
 
 def test_bench_layer_measures_checks_and_records(tmp_path: Path) -> None:
     names = ["hyperglu native", "hyperglu chunked", "softmax sdpa 2 heads", "softmax sdpa 12 heads"]
-    only = [word for name in names for word in ("--only", name)]
-    done = hypermlp("bench", "layer", "--shape", "1,32,32", "--rounds", "2", "--match", *only, "--out", str(tmp_path))
+    only = f"only={','.join(names)}"
+    done = hypermlp("bench", "layer", "shape=1x32x32", "rounds=2", "match=true", only, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "12 heads do not divide width 32" in done.stdout
     rows = json.loads((tmp_path / "layer.json").read_text())["rows"]
@@ -118,16 +120,14 @@ def test_bench_layer_measures_checks_and_records(tmp_path: Path) -> None:
 
 
 def test_bench_layer_in_bfloat16(tmp_path: Path) -> None:
-    only = ("--only", "hyperglu native", "--only", "softmax sdpa 2 heads", "--no-memory")
-    done = hypermlp(
-        "bench", "layer", "--shape", "1,32,32", "--rounds", "1", "--dtype", "bfloat16", *only, "--out", str(tmp_path)
-    )
+    only = ("only=hyperglu native,softmax sdpa 2 heads", "memory=false")
+    done = hypermlp("bench", "layer", "shape=1x32x32", "rounds=1", "dtype=bfloat16", *only, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert {row["dtype"] for row in json.loads((tmp_path / "layer.json").read_text())["rows"]} == {"bfloat16"}
 
 
 def test_bench_profile_adds_up(tmp_path: Path) -> None:
-    done = hypermlp("bench", "profile", "--shape", "2,64,32", "--out", str(tmp_path))
+    done = hypermlp("bench", "profile", "shape=2x64x32", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "profile.json").read_text())["rows"]
     assert [row["contestant"] for row in rows] == ["hyperglu native", "softmax sdpa 2 heads"]
@@ -139,25 +139,23 @@ def test_bench_profile_adds_up(tmp_path: Path) -> None:
 
 
 def test_bench_decode_measures_checks_and_records(tmp_path: Path) -> None:
-    done = hypermlp(
-        "bench", "decode", "--context", "20,40", "--batch", "1,2", "--width", "48", "--rounds", "2", "--out", str(tmp_path)
-    )
+    done = hypermlp("bench", "decode", "context=20,40", "batch=1,2", "width=48", "rounds=2", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "decode.json").read_text())
     assert len(record["rows"]) == 4 * 4
-    assert record["provenance"]["command"].startswith("hypermlp bench decode")
+    assert record["sessions"][0]["command"].startswith("hypermlp bench decode")
     assert str(tmp_path) not in json.dumps(record)
     assert all(row["cache_bytes"] > 0 and row["ms_per_token"] > 0 for row in record["rows"])
     assert (tmp_path / "decode.png").stat().st_size > 10_000
 
 
 def test_bench_latency_times_every_token_and_resumes(tmp_path: Path) -> None:
-    command = ["bench", "latency", "--context", "16,24", "--width", "48", "--steps", "40", "--out", str(tmp_path)]
-    done = hypermlp(*command, "--batch", "1", "--weights", "float32")
+    command = ["bench", "latency", "context=16,24", "width=48", "steps=40", "--out", str(tmp_path)]
+    done = hypermlp(*command, "batch=1", "weights=float32")
     assert done.returncode == 0, done.stderr
     first = json.loads((tmp_path / "latency.json").read_text())["rows"]
     assert {row["contestant"] for row in first} == {"hyperglu", "softmax 12 heads", "mamba", "gated_deltanet"}
-    done = hypermlp(*command, "--batch", "1", "--weights", "float32,int8")
+    done = hypermlp(*command, "batch=1", "weights=float32,int8")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "latency.json").read_text())["rows"]
     assert rows[: len(first)] == first
@@ -167,18 +165,26 @@ def test_bench_latency_times_every_token_and_resumes(tmp_path: Path) -> None:
         assert sum(number for _, number in row["distribution"]) == 40
         assert row["first_ms"] > 0
     assert (tmp_path / "latency.png").stat().st_size > 10_000
-    assert hypermlp(*command, "--batch", "1", "--threads", "1").returncode != 0  # other settings
+    assert hypermlp(*command, "batch=1", "threads=1").returncode != 0  # other settings
 
 
 @pytest.mark.parametrize("arguments, folder", [((), "runs/demo"), (("--quick",), "runs/demo-quick"), (("--out", "x"), "x")])
 def test_demo_runs_its_plan_in_a_folder_of_its_own(
     arguments: tuple[str, ...], folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown: list[tuple[Path, DemoStudy]] = []
-    monkeypatch.setattr(watch, "run_demo", lambda console, out, plan, **options: shown.append((out, plan)) or [])
-    done = CliRunner().invoke(app, ["demo", *arguments])
-    assert done.exit_code == 0, done.output
-    assert shown == [(Path(folder), demo_study(quick="--quick" in arguments))]
+    shown: list[tuple[Path, Study]] = []
+
+    def run(console: Any, plan: Plan, out: Path | None, **options: Any) -> list[Any]:
+        shown.append((out or plan.folder, plan.studies[""]))
+        return []
+
+    monkeypatch.setattr(watch, "run_plan", run)
+    for command in (["demo"], ["study", "run", "demo"]):
+        scale = ["--scale", "quick"] if "--quick" in arguments and len(command) > 1 else []
+        given = [word for word in arguments if not scale or word != "--quick"]
+        done = CliRunner().invoke(app, [*command, *given, *scale])
+        assert done.exit_code == 0, done.output
+    assert shown == [(Path(folder), demo_study(quick="--quick" in arguments))] * 2
     assert demo_study() != demo_study(quick=True)
 
 
@@ -188,14 +194,14 @@ def test_demo_runs_its_plan_in_a_folder_of_its_own(
         ("demo", "--seeds", "0"),
         ("demo", "--workers", "many"),
         ("dmeo",),
-        ("bench", "layer", "--shape", "8,1024"),
-        ("bench", "layer", "--only", "nobody"),
-        ("bench", "layer", "--against", "nowhere.py"),
-        ("bench", "layer", "--threads", "two"),
-        ("bench", "decode", "--context", "4"),
-        ("bench", "latency", "--weights", "int4"),
-        ("bench", "latency", "--only", "nobody"),
-        ("bench", "latency", "--width", "100"),
+        ("bench", "layer", "shape=8x1024"),
+        ("bench", "layer", "only=nobody"),
+        ("bench", "layer", "against=nowhere.py"),
+        ("bench", "layer", "threads=two"),
+        ("bench", "decode", "context=4"),
+        ("bench", "latency", "weights=int4"),
+        ("bench", "latency", "only=nobody"),
+        ("bench", "latency", "width=100"),
     ],
 )
 def test_a_mistake_is_refused_with_a_message_and_no_traceback(
@@ -225,7 +231,8 @@ def test_a_failed_write_leaves_the_old_result(tmp_path: Path) -> None:
 
 
 def test_table1_runs_a_half_and_leaves_the_page(tmp_path: Path) -> None:
-    options = ("--half", "language", "--scale", "quick", "--mixers", "S,R-cg-q-12o", "--seeds", "1", "--workers", "1")
+    """`hypermlp study run table1` by its short name."""
+    options = ("--tasks", "language", "--scale", "quick", "--mixers", "S,R-cg-q-12o", "--seeds", "1", "--workers", "1")
     done = CliRunner().invoke(app, ["table1", *options, "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert len((tmp_path / "out" / "language" / "runs.jsonl").read_text().splitlines()) == 2
@@ -235,9 +242,9 @@ def test_table1_runs_a_half_and_leaves_the_page(tmp_path: Path) -> None:
 def test_a_study_with_a_failed_run_goes_on_and_ends_with_an_error(tmp_path: Path) -> None:
     mixer = tmp_path / "mine.py"
     mixer.write_text(OWN_MIXER.replace("return self.proj(tokens.x)", "raise ArithmeticError('gone')"))
-    options = ("--tasks", "memorization", "--steps", "1", "--examples", "16", "--width", "16", "--workers", "1")
+    options = ("steps=1", "examples=16", "width=16", "--tasks", "memorization", "--workers", "1", "--scale", "quick")
     out = tmp_path / "out"
-    done = CliRunner().invoke(app, ["mad", "run", "--mixers", f"{mixer}:Mine,S", *options, "--out", str(out)])
+    done = CliRunner().invoke(app, ["study", "run", "mad", *options, "--mixers", f"{mixer}:Mine,S", "--out", str(out)])
     assert done.exit_code == 1, done.output
     assert "1 of 2 runs failed" in done.output
     assert "gone" in done.output
@@ -247,14 +254,13 @@ def test_a_study_with_a_failed_run_goes_on_and_ends_with_an_error(tmp_path: Path
 def test_table1_at_the_papers_scale_is_the_papers_protocol(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "needs --corpus" in fail(["table1", "--scale", "paper", "--out", str(tmp_path / "out")], monkeypatch, capsys)
+    assert "needs corpus=FOLDER" in fail(["table1", "--scale", "paper", "--out", str(tmp_path / "out")], monkeypatch, capsys)
     assert not (tmp_path / "out").exists()
 
     asked: list[Any] = []
     monkeypatch.setattr(watch, "run_study", lambda console, out, study, mixers, **options: asked.append(study) or [])
-    monkeypatch.setattr(watch, "show_verdicts", lambda console, folder: None)
-    monkeypatch.setattr("hypermlp.report.page.write_report", lambda folder: folder)
-    options = ["--scale", "paper", "--half", "mad", "--device", "cpu", "--out", str(tmp_path)]
+    monkeypatch.setattr(watch, "leave_page", lambda console, folder: None)
+    options = ["--scale", "paper", "--tasks", "mad", "--device", "cpu", "--out", str(tmp_path)]
     done_here = CliRunner().invoke(app, ["table1", *options])
     assert done_here.exit_code == 0, done_here.output
     assert (asked[0].protocol, asked[0].scale) == ("faithful", "full")

@@ -19,6 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 from hypermlp.cli import app
+from hypermlp.cli.app import ALIASES
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
@@ -28,46 +29,45 @@ TRAIN = (
     "data.context=24 model.width=32 model.depth=1 train.steps=4 train.batch=4 train.micro=2 train.warmup=2 train.save_every=2 "
     "train.evaluate_every=2 train.evaluate_batches=2 train.sample=8"
 )
-STUDY = "--scale quick --steps 2 --examples 32 --batch 8 --width 16 --seeds 1 --workers 1"
+STUDY = "steps=2 batch=8 width=16 --scale quick --seeds 1 --workers 1"
 SMALL = {
     "hypermlp --version": "",
     "hypermlp info": "",
     "hypermlp mixers": "--width 64 --length 64",
-    "hypermlp explain": "--width 64 --length 64",
-    "hypermlp budget": "--width 64 --length 64",
-    "hypermlp theory": "--only C.1",
-    "hypermlp mad show": "--count 1",
-    "hypermlp mad run": STUDY,
-    "hypermlp tasks": "",
-    "hypermlp tasks show": "--count 1",
-    "hypermlp tasks run": "--scale quick --steps 2 --batch 8 --width 16 --workers 1",
-    "hypermlp report": "",
-    "hypermlp explore": "--quick",
-    "hypermlp analyse": "--corpus my_folder --windows 2",
+    "hypermlp theory": "C.1",
+    "hypermlp study list": "",
+    "hypermlp study show": "",
+    "hypermlp study run": STUDY,
+    "hypermlp study report": "",
+    "hypermlp explore": "",
     "hypermlp data prepare": "--tokenizer bpe:300 --workers 1",
     "hypermlp train": TRAIN,
     "hypermlp generate": "--count 5",
     "hypermlp eval": "--corpus my_folder",
     "hypermlp export": "",
-    "hypermlp bench layer": "--rounds 1 --threads 1 --no-memory",
-    "hypermlp bench decode": "--context 20 --batch 1 --width 48 --rounds 1",
-    "hypermlp bench model": "--mad 2,32,32 --language 1,32,32 --depth 1 --vocabulary 32 --rounds 1 --threads 1",
-    "hypermlp bench profile": "--shape 1,32,32",
+    "hypermlp bench layer": "rounds=1 threads=1 memory=false",
+    "hypermlp bench mixers": "rounds=1 threads=1 memory=false",
+    "hypermlp bench decode": "context=20 batch=1 width=48 rounds=1",
+    "hypermlp bench latency": "context=16 batch=1 weights=float32 width=48 steps=8 threads=1",
+    "hypermlp bench model": "mad=2x32x32 language=1x32x32 depth=1 vocabulary=32 rounds=1 threads=1",
+    "hypermlp bench profile": "shape=1x32x32",
 }
 SUBSTITUTES = {
-    r"--mixer G-cg-q-12o --mixer S-pc": "--mixer G-cg-q-12o",
+    r"--mixer G-cg-q-12o --mixer S-pc": "--mixer G-cg-q-12o --quick",
+    r"--over stdlib": "--over my_folder",
     r"(--nproc-per-node|--processes) 8": r"\1 2",
     r"train (340m-15b|1\.3b-100b|nanogpt-owt2)": r"train tiny --out runs/\1",
-    r"bench layer(?!.*--shape)": "bench layer --shape 1,32,32 --only 'hyperglu native' --only 'softmax sdpa 2 heads'",
-    r"--shape \d+,\d+,\d+": "--shape 1,32,32",
-    r"--mixers hyperglu,softmax --tasks \S+": "--mixers hyperglu --tasks in-context-recall",
-    r"--mixers (my_mixer.py:RunningMean),S-pc": r"--mixers \1 --tasks in-context-recall",
+    r"bench layer": "bench layer 'only=hyperglu native,softmax sdpa 2 heads'",
+    r"bench mixers$": "bench mixers mixers=softmax",
+    r"(bench (?:layer|mixers).*?) shape=\S+|(bench (?:layer|mixers)\b)": r"\1\2 shape=1x32x32",
+    r"--mixers hyperglu,softmax --tasks \S+": "--mixers hyperglu --tasks in-context-recall examples=32",
+    r"--mixers (my_mixer.py:RunningMean),S-pc": r"--mixers \1 --tasks in-context-recall examples=32",
 }
 ELSEWHERE = {  # too long for here: which file runs it
     "hypermlp demo": ".ci/run",
-    "hypermlp table1": "tests/test_cli.py",
-    "hypermlp table5": "tests/bench/test_table5.py",
-    "hypermlp theory --page": "tests/report/test_theory_report.py",
+    "hypermlp study run table1": "tests/test_cli.py",
+    "hypermlp bench model scale": "tests/bench/test_table5.py",
+    "hypermlp theory --out": "tests/report/test_theory_report.py",
     "pytest": ".ci/run",
     "ruff check": ".ci/run",
     "ruff format": ".ci/run",
@@ -89,7 +89,9 @@ def commands(block: str) -> list[str]:
 def make_small(command: str) -> list[str]:
     for pattern, smaller in SUBSTITUTES.items():
         command = re.sub(pattern, smaller, command)
-    kind = re.search(r"hypermlp (--?\w+|\w+ (show|run|prepare|layer|decode|model|profile)(?= |$)|\w+)", command)
+    kind = re.search(
+        r"hypermlp (--?\w+|\w+ (list|show|run|report|prepare|layer|mixers|decode|latency|model|profile)(?= |$)|\w+)", command
+    )
     assert kind is not None, f"{command}: what does it run?"
     found = " ".join(kind[0].split())
     assert found in SMALL, f"{command}: say in SMALL how {found!r} is made small"
@@ -173,6 +175,7 @@ def check_options(command: str) -> None:
     program, *words = shlex.split(command)
     if program != "hypermlp":
         return
+    words = [*ALIASES.get(words[0], words[:1]), *words[1:]]
     at: Any = typer.main.get_command(app)
     while hasattr(at, "commands") and words:
         word = words.pop(0)

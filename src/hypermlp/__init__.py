@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hypermlp.mixers.int8 import quantize
     from hypermlp.models.generate import generate
     from hypermlp.models.lm import LanguageModel, ModelConfig
+    from hypermlp.models.parallel import make_mesh, own_rows, parallelize
     from hypermlp.models.saved import load_model, save_model
     from hypermlp.train.optimisation import muon_parameters, parameter_groups
 
@@ -30,7 +31,10 @@ __all__ = [
     "build_mixer",
     "generate",
     "load_model",
+    "make_mesh",
     "muon_parameters",
+    "own_rows",
+    "parallelize",
     "parameter_groups",
     "quantize",
     "save_model",
@@ -46,7 +50,10 @@ _LATER = {
     "build_mixer": "hypermlp.mixers",
     "generate": "hypermlp.models.generate",
     "load_model": "hypermlp.models.saved",
+    "make_mesh": "hypermlp.models.parallel",
     "muon_parameters": "hypermlp.train.optimisation",
+    "own_rows": "hypermlp.models.parallel",
+    "parallelize": "hypermlp.models.parallel",
     "parameter_groups": "hypermlp.train.optimisation",
     "quantize": "hypermlp.mixers.int8",
     "save_model": "hypermlp.models.saved",

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
 
-def choose_from(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raise if `value` is not one of the `allowed` words."""
+
+def choose_from(name: str, value: object, allowed: Collection[str]) -> None:
+    """Raise if `value` is not one of the `allowed` words, with the one that was probably meant."""
     if value not in allowed:
-        raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, allowed))}")
+        raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, allowed))}{did_you_mean(value, allowed)}")
+
+
+def did_you_mean(value: object, allowed: Collection[str]) -> str:
+    """The end of a message about an unknown word; empty where no known word is close."""
+    same = {word.lower(): word for word in allowed}
+    found = get_close_matches(str(value).lower(), same, n=1)
+    return f"; did you mean {same[found[0]]!r}?" if found else ""
 
 
 def divisible(name: str, value: int, by: int, why: str) -> None:
@@ -21,3 +33,34 @@ def at_least_one(name: str, value: object) -> None:
     """Raise unless `value` is a whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} ({value!r}) must be a whole number of at least 1")
+
+
+@contextlib.contextmanager
+def naming(place: str) -> Iterator[None]:
+    """A mistake found within says where it is: in which file, in which section."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def same_settings(
+    place: object, old: Mapping[str, Any], new: Mapping[str, Any], *, free: Collection[str] = (), grows: bool = False
+) -> None:
+    """Raise unless what was begun in `place` with the old settings may go on with the new ones.
+
+    Settings are equal, but for those that are free; where it grows, each side may have some that the other has not. Those in
+    tables are compared one by one, and called by dotted names.
+    """
+    told = [f"{key} was {a!r}, not {b!r}" for key, a, b in differences(old, new, grows=grows) if key not in free]
+    if told:
+        raise ValueError(f"{place} was begun with other settings: {'; '.join(told)}. Give the old values, or another folder")
+
+
+def differences(old: Any, new: Any, name: str = "", *, grows: bool = False) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in [*old, *(key for key in new if key not in old)]:
+            if not grows or (key in old and key in new):
+                yield from differences(old.get(key), new.get(key), f"{name}.{key}", grows=grows)
+    elif old != new:
+        yield name.removeprefix("."), old, new

@@ -11,7 +11,7 @@ import shutil
 import stat
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -132,6 +132,24 @@ def free_path(path: Path, *suffixes: str) -> Path:
         number += 1
         found = path.with_stem(f"{path.stem}-{number}")
     return found
+
+
+OWN = ('name="generator" content="hypermlp"', "<title>hypermlp")  # in every page that we write
+
+
+def refuse_foreign(path: Path, own: Sequence[str] | None = OWN, *, force: bool = False) -> None:
+    """Raise if a file is there that we did not write; own: what our files hold, one of which tells them; None: nothing does."""
+    if force or not path.exists():
+        return
+    if own is None or not path.is_file() or not any(mark in path.read_text(encoding="utf-8", errors="replace") for mark in own):
+        raise ValueError(f"{path} is there and was not written by hypermlp; choose another name, or replace it with --force")
+
+
+def write_own(path: Path, text: str, own: Sequence[str] | None = OWN, *, force: bool = False) -> None:
+    """Write a file whole, in place of none but our own."""
+    refuse_foreign(path, own, force=force)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text.encode())
 
 
 def file_sha256(path: Path) -> str:

@@ -21,15 +21,15 @@ from hypermlp.report.bench_pictures import LOOKS, growth, mixers_picture
 from hypermlp.report.bench_tables import mixers_markdown
 
 ROOT = Path(__file__).parents[2]
-TINY = ("--shape", "1,24,32", "--rounds", "1", "--threads", "1", "--no-memory")
+TINY = ("shape=1x24x32", "rounds=1", "threads=1", "memory=false")
 
 
-def bench_layer(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["bench", "layer", *arguments])
+def bench_mixers(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["bench", "mixers", *arguments])
 
 
 def test_every_mixer_is_checked_timed_and_recorded(tmp_path: Path) -> None:
-    done = bench_layer("--mixers", "all", *TINY, "--out", str(tmp_path))
+    done = bench_mixers("mixers=all", *TINY, "--out", str(tmp_path))
     assert done.exception is None, done.output
     rows = json.loads((tmp_path / "mixers.json").read_text())["rows"]
     assert [row["contestant"] for row in rows] == ["softmax sdpa 2 heads", *TABLE1, *DISTINCT]
@@ -44,9 +44,9 @@ def test_every_mixer_is_checked_timed_and_recorded(tmp_path: Path) -> None:
 def test_a_mixer_of_ones_own_takes_part_and_results_are_kept(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN_MIXER)
     name = f"{tmp_path / 'mine.py'}:Mine"
-    shape = ("--shape", "1,24,32", "--rounds", "1", "--threads", "1")
+    shape = TINY[:3]
     for _ in range(2):
-        done = bench_layer("--mixers", name, *shape, "--out", str(tmp_path / "out"))
+        done = bench_mixers(f"mixers={name}", *shape, "--out", str(tmp_path / "out"))
         assert done.exception is None, done.output
         MIXERS.pop(name)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
@@ -82,7 +82,7 @@ class Misled(SoftmaxAttention):
 @pytest.mark.parametrize("wrong", [Scaled, Misled])
 def test_wrong_results_are_never_timed(wrong: type, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(MIXERS, "wrong", Entry(lambda d, n, s: wrong(d), "Wrong", "nobody", 2026))
-    done = bench_layer("--mixers", "softmax,wrong", *TINY, "--out", str(tmp_path))
+    done = bench_mixers("mixers=softmax,wrong", *TINY, "--out", str(tmp_path))
     assert isinstance(done.exception, RuntimeError)
     assert "wrong differs from the reference" in str(done.exception)
     assert not (tmp_path / "mixers.json").exists()
@@ -91,15 +91,16 @@ def test_wrong_results_are_never_timed(wrong: type, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("--mixers", "softmax,sofmax"), "unknown mixer 'sofmax'"),
-        (("--mixers", "G-cg-12o"), "the nearest label is"),
-        (("--mixers", "softmax", "--only", "hyperglu native"), "leave out --only"),
-        (("--only", "authors"), "needs --against"),
-        (("--only", "softmax sdpa 12 heads"), "none of the contestants takes part"),
+        (("mixers", "mixers=softmax,sofmax"), "unknown mixer 'sofmax'"),
+        (("mixers", "mixers=G-cg-12o"), "the nearest label is"),
+        (("mixers", "only=hyperglu native"), "bench mixers has no field 'only'"),
+        (("layer", "only=authors"), "needs against="),
+        (("layer", "only=hyperglu nativ"), "did you mean 'hyperglu native'"),
+        (("layer", "only=softmax sdpa 12 heads"), "none of the contestants takes part"),
     ],
 )
 def test_mistakes_are_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    done = bench_layer(*arguments, *TINY, "--out", str(tmp_path))
+    done = CliRunner().invoke(app, ["bench", *arguments, *TINY, "--out", str(tmp_path)])
     assert isinstance(done.exception, ValueError)
     assert message in str(done.exception)
 

@@ -16,13 +16,14 @@ from hypermlp.report.bench_tables import model_markdown
 
 
 def test_models_of_equal_size_are_checked_timed_and_recorded(tmp_path: Path) -> None:
-    sizes = ["--mad", "2,24,32", "--language", "1,32,32", "--depth", "2", "--vocabulary", "64"]
+    sizes = ["mad=2x24x32", "language=1x32x32", "depth=2", "vocabulary=64"]
     done = CliRunner().invoke(
-        app, ["bench", "model", *sizes, "--rounds", "2", "--threads", "1", "--out", str(tmp_path)], catch_exceptions=False
+        app, ["bench", "model", "part=equal", *sizes, "rounds=2", "threads=1", "--out", str(tmp_path)], catch_exceptions=False
     )
     assert done.exit_code == 0
-    record = json.loads((tmp_path / "model.json").read_text())
-    assert "torch" in record["provenance"]
+    record = json.loads((tmp_path / "equal.json").read_text())
+    assert "torch" in record["sessions"][0]
+    assert record["settings"]["rounds"] == 2
     rows = record["rows"]
     assert [(row["model"], row["mixer"]) for row in rows] == [
         ("mad", "G-cg-q-12o"),

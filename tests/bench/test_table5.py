@@ -1,19 +1,19 @@
-"""`hypermlp table5`: who takes part, what is measured, that it resumes, and what is shown."""
+"""`hypermlp bench model`: who takes part, what is measured, that it resumes, and what is shown."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from hypermlp.bench import memory, systems, table5
-from hypermlp.bench.record import Record, differences, timings
+from hypermlp.bench.record import Record, grouped, read_results, timings
 from hypermlp.bench.systems import SYSTEMS, choose_systems
-from hypermlp.cli.table5 import table5 as command
+from hypermlp.cli import app
 from hypermlp.errors import RunError
 from hypermlp.paper.tables import TABLE5
 from hypermlp.report import table5 as report
@@ -74,12 +74,12 @@ def test_a_killed_run_resumes_where_it_was(tiny: list[str], monkeypatch: pytest.
 
     def run(names: list[str]) -> dict[str, Any]:
         path = table5.run_model(tmp_path, "quick", names, batch=None, rounds=None, tell=lambda text: None)
-        return json.loads(path.read_text())
+        return grouped(read_results(path))
 
     monkeypatch.setattr(table5.Field, "turn", stop)
     with pytest.raises(KeyboardInterrupt):
         run(NAMES)
-    kept = json.loads((tmp_path / "model-quick.json").read_text())["rounds"]
+    kept = grouped(read_results(tmp_path / "model-quick.json"))["rounds"]
     assert len(kept) == 1
     data = run(NAMES)
     assert data["rounds"][0] == kept[0]
@@ -90,19 +90,23 @@ def test_a_killed_run_resumes_where_it_was(tiny: list[str], monkeypatch: pytest.
     more = run(["path"])
     assert [sorted(r["seconds"]) for r in more["rounds"][2:]] == [["path", "sdpa"]] * 2  # the baseline in every round
     assert timings(more, "path", 16, "sdpa")["training"]["ratio"]["median"] > 0
-    with pytest.raises(RunError, match=r"was measured with batch 1, not 3; choose another --out"):
+    with pytest.raises(ValueError, match=r"model-quick.json was begun with other settings: batch was 1, not 3"):
         table5.run_model(tmp_path, "quick", NAMES, batch=3, rounds=None, tell=lambda text: None)
 
 
-def test_the_command_measures_and_shows_all_parts(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command(scale="quick", part="all", mixers="hyperglu,gla,naive", batch=None, rounds=1, out=tmp_path)
-    shown = capsys.readouterr().out
+def test_the_command_measures_and_shows_all_parts(tiny: list[str], tmp_path: Path) -> None:
+    """`hypermlp bench model scale=quick` by the paper's name."""
+    done = CliRunner().invoke(app, ["table5", "scale=quick", "mixers=hyperglu,gla,naive", "rounds=1", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    shown = done.output
     assert "about 0 minutes" in shown
     assert "seen by" in shown
     records = report.read_folder(tmp_path)
     assert list(records) == ["model-quick", "growth-quick", "long-quick"]
-    assert report.growth_markdown(records["growth-quick"]).count("T^1.00") == 4  # the memory made up above is linear
-    assert [row.split("|")[1].strip() for row in report.model_markdown(records["model-quick"]).splitlines()[2:]] == [
+    assert (
+        sum(row.count("T^1.00") for row in report.growth_grid(records["growth-quick"]).rows) == 4
+    )  # the memory made up above is linear
+    assert [row[0] for row in report.model_grid(records["model-quick"]).rows] == [
         *("HyperGLU", "softmax, SDPA", "softmax, written out", "GLA")
     ]
     page = (tmp_path / "report.html").read_text()
@@ -114,8 +118,8 @@ def test_the_command_measures_and_shows_all_parts(tiny: list[str], tmp_path: Pat
 def test_long_contexts_are_shown_per_pair() -> None:
     found = {f"{name} {T}": {"forward": T, "training": 2 * T, "forward_seconds": T**2 / 1e9, "training_seconds": 0.0}
              for name in ("hyperglu", "sdpa") for T in (100, 200)}  # fmt: skip
-    lines = report.long_markdown({"memory": found, "work": {}, "rounds": [], "settings": {}}).splitlines()
-    assert lines[3] == "| HyperGLU | 200 | 0.00 | 1.99 | 0.00 | 0.00 | – | 0 | 1.00 |"
+    rows = report.long_grid({"memory": found, "work": {}, "rounds": [], "settings": {}}).rows
+    assert rows[1] == ["HyperGLU", "200", "0.00", "1.99", "0.00", "0.00", "–", "0", "1.00"]
 
 
 def test_a_wrong_system_is_not_timed(tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -130,15 +134,14 @@ def test_a_wrong_system_is_not_timed(tiny: list[str], monkeypatch: pytest.Monkey
 
 
 def test_mistakes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--mixers \('glla'\)|glla"):
+    with pytest.raises(ValueError, match="did you mean 'gla'"):
         choose_systems("gla,glla")
     with pytest.raises(ValueError, match="names nobody"):
         choose_systems(" , ")
-    with pytest.raises(ValueError, match="--scale"):
-        command(scale="huge", part="all", mixers=None, batch=None, rounds=None, out=tmp_path)
+    refused = CliRunner().invoke(app, ["bench", "model", "scale=huge", "--out", str(tmp_path)])
+    assert "scale (huge) must be one of paper, laptop, quick" in str(refused.exception)
     with pytest.raises(ValueError, match="multiple of 64"):
         SYSTEMS["gla"].build(100, 16)
-    assert differences({"a": 1}, {"a": 1, "b": 2}) == ["b None, not 2"]
     assert systems.too_large("naive", 1, 16384, 256) is not None
     assert systems.too_large("sdpa", 1, 16384, 256) is None
     assert Record(tmp_path / "new.json", {}).rounds(1) == []

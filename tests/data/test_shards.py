@@ -215,7 +215,7 @@ def test_a_folder_of_something_else_is_refused(folder: Path, source: Source, tmp
         ("source", find_source(folder, validation=0.2)),
         ("validation", find_source(folder, validation=0.3)),
     ]:
-        with pytest.raises(ValueError, match=rf"out holds a corpus that was .*another .*{changed}.*choose another folder"):
+        with pytest.raises(ValueError, match=rf"out was begun with other settings: .*{changed}.* another folder"):
             prepare(other, out, ByteTokenizer(), shard=SHARD)
     with pytest.raises(ValueError, match=r"holds other files; give a new folder"):
         prepare(source, folder, ByteTokenizer())
@@ -276,9 +276,7 @@ def test_a_mistake_in_the_source_stops_the_work_and_its_correction_starts_afresh
         prepare(find_source(folder), tmp_path / "out", ByteTokenizer(), shard=SHARD)
     assert "index.json" not in contents(tmp_path / "out")
     rows.write_text(good)
-    with pytest.raises(
-        ValueError, match=r"out was begun to be prepared from other settings \(another source\); .* or remove this"
-    ):
+    with pytest.raises(ValueError, match=r"out was begun with other settings: source was .* another folder"):
         prepare(find_source(folder), tmp_path / "out", ByteTokenizer(), shard=SHARD)
 
 
@@ -303,8 +301,11 @@ def test_one_process_works_in_a_folder(source: Source, tmp_path: Path) -> None:
 def test_the_report_shows_counts_and_leaves_provenance(folder: Path, tmp_path: Path) -> None:
     console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
     options: dict[str, Any] = {"end": None, "field": "text", "validation": 0.2, "workers": 1}
+    (folder / "notes.md").write_text("is not read")
     corpus = run_prepare(console, str(folder), tmp_path / "out", tokenizer="bpe:300", **options)
     shown = console.export_text()
+    assert "Skipped: 1 files that are not" in shown
+    assert "notes.md" in shown
     console.file.close()
     assert "tokenizer bpe:300 of 300 tokens, 1 worker" in shown
     assert "100%" in shown

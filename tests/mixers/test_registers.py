@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers import assert_same, each_impl, make_layer, precision, randn, run_layer
+from helpers import assert_same, each_impl, make_layer, perturb, precision, randn, run_layer
 from hypermlp import HyperGLU, HyperGLUConfig
 from hypermlp.analysis.memory import trace
 from hypermlp.mixers.labels import count_by_component
-from hypermlp.models.lm import LanguageModel, ModelConfig
+from hypermlp.models.lm import LanguageModel, ModelConfig, Style
 
 N, T = 3, 11
 
@@ -58,6 +58,17 @@ def test_a_model_of_any_mixer_name_has_them() -> None:
     assert_same(longer(tokens).detach(), model(tokens).detach(), 1e-5)
     layer = config.build_mixer(config.mixers[0])
     assert count_by_component(layer)["registers"] == 2 * 16
+
+
+@pytest.mark.parametrize("style", ["llama", "gpt2", "nanogpt"])
+@pytest.mark.parametrize("mixer", ["hyperglu", "hyperglu+registers=2", "hyperglu+lora_vo=2", "softmax"])
+def test_every_style_decodes_what_it_computes_at_once(style: Style, mixer: str) -> None:
+    model = perturb(LanguageModel(ModelConfig(vocabulary=33, width=32, depth=2, length=16, mixer=mixer, style=style))).eval()
+    tokens = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        cache = model.new_cache(2)
+        steps = torch.cat([model(tokens[:, t : t + 1], cache=cache) for t in range(12)], dim=1)
+        assert_same(steps, model(tokens), 1e-5)
 
 
 def test_what_has_no_registers_says_so() -> None:

@@ -176,6 +176,19 @@ def test_what_happens_to_a_module_between_two_tokens_is_seen(change: Callable[..
     assert shared or error(before, found) > 1e-3
 
 
+@torch.no_grad()
+def test_a_changed_setting_is_seen() -> None:
+    model, tokens = make(), torch.randint(37, (1, 9))
+    cache = model.new_cache(1)
+    decode(model, tokens[:, :3], cache)
+    for at, (name, setting, value) in enumerate([("norm", "eps", 3.0), ("blocks.0.mixer.op1", "shortcut", False)]):
+        setattr(model.get_submodule(name), setting, value)
+        before = cache.clone()
+        found, expected = both_ways(model, tokens[:, 3 + 3 * at : 6 + 3 * at], cache)
+        assert_same(found, expected, 1e-4)
+        assert error(decode(make(), tokens[:, 3 + 3 * at : 6 + 3 * at], before), found) > 1e-3
+
+
 @pytest.mark.parametrize("kind", [nn.Linear, nn.RMSNorm, lm.SwiGLU])
 @torch.no_grad()
 def test_a_patched_class_is_seen(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,8 +220,8 @@ def compare_model(dtype: torch.dtype, style: Style, *, codes: bool) -> float:
     tokens = torch.randint(37, (3, 20))
     with torch.no_grad():
         exact, cache = copy.deepcopy(model).double()(tokens), model.new_cache(3)
-        found = torch.cat([model(token, cache=cache) for token in tokens.split(1, dim=1)], 1)
         assert model.explain(tokens[:, :1], cache).startswith("model")
+        found = torch.cat([model(token, cache=cache) for token in tokens.split(1, dim=1)], 1)
     return difference(found, exact)
 
 

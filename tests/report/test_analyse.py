@@ -1,4 +1,4 @@
-"""`hypermlp analyse`: its tables, its page and its numbers."""
+"""`hypermlp explore --over`: its tables, its page and its numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hypermlp.analysis.statistics import Statistics
-from hypermlp.cli import app
+from hypermlp.cli import analysis, app
 from hypermlp.data.corpus import Tokens
 from hypermlp.report.analyse import show_analyse, take_windows
 
@@ -28,10 +28,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_command_prints_tables_and_leaves_a_page(folder: Path) -> None:
+def test_command_prints_tables_and_leaves_a_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = folder / "out"
-    arguments = ["--model", folder / "small", "--corpus", folder / "text", "--windows", 2, "--out", out]
-    done = CliRunner().invoke(app, ["analyse", *map(str, arguments)], env={"COLUMNS": "200"})
+    arguments = ["--model", folder / "small", "--over", folder / "text", "--out", out]
+    monkeypatch.setattr(analysis, "WINDOWS", 2)
+    done = CliRunner().invoke(app, ["explore", *map(str, arguments)], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     for title in ("Heads over 64 tokens", "Mixing along the sequence", "Noise: 50% of the tokens are random"):
         assert title in done.output

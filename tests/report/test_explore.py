@@ -20,7 +20,8 @@ from hypermlp.cli import app
 from hypermlp.models.lm import LanguageModel, ModelConfig
 from hypermlp.report.explore import END, Subject, build_page, open_subject, pack, show_explore, unpack
 from hypermlp.studies import demo
-from hypermlp.studies.kept import open_kept
+from hypermlp.studies.executors import LocalPool
+from hypermlp.studies.task_models import open_task_model
 from hypermlp.tasks.mad_settings import spell
 
 TOKENS = [256, *TEXT.encode()]
@@ -120,25 +121,31 @@ def test_two_models_on_the_same_text(saved: tuple[Path, LanguageModel], tmp_path
     assert [model["name"] for model in twice["models"]] == ["softmax (1)", "softmax (2)"]
 
 
-def test_a_task_brings_its_models_and_an_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--task trains what is missing, once, and the page shows an example of the test set with its answers."""
+def test_the_folder_of_a_demo_opens_its_models_on_an_example(tmp_path: Path) -> None:
+    """Both models as they were trained there, and an example of the test set with its answers; nothing is trained again."""
     short = dataclasses.replace(demo.demo_study(quick=True), steps=dict.fromkeys(demo.TASKS, 2), examples=64, tests=4)
-    monkeypatch.setattr(demo, "demo_study", lambda quick: short)
-    monkeypatch.chdir(tmp_path)
-    command = ["explore", "--task", "selective-copying", "--mixer", "S-pc", "--example", "2"]
+    records = short.run(tmp_path / "demo", demo.READERS, executor=LocalPool(1))
+    out = tmp_path / "explore.html"
+    command = ["explore", str(tmp_path / "demo"), "--out", str(out)]
     assert CliRunner().invoke(app, command).exit_code == 0
-    kept = open_kept(tmp_path / "runs" / "explore" / "selective-copying-S-pc")
-    data = read_data((tmp_path / "explore.html").read_text(encoding="utf-8"))
+    assert [model["name"] for model in read_data(out.read_text(encoding="utf-8"))["models"]] == list(demo.READERS)
+    one = [*command, "--task", "noisy-recall", "--mixer", "S-pc", "--example", "2"]
+    assert CliRunner().invoke(app, one).exit_code == 0
+    saved = open_task_model(tmp_path / "demo" / "models" / "noisy-recall-S-pc")
+    (record,) = [own for own in records if (own["mixer"], own["task"]) == ("S-pc", "noisy-recall")]
+    assert saved.accuracy == record["metrics"]["accuracy"]
+    data = read_data(out.read_text(encoding="utf-8"))
     assert data["words"]
-    assert data["tokens"] == [spell(kept.setting, token) for token in kept.inputs[2].tolist()]
-    assert [t for t in data["targets"] if t is not None] == [str(t) for t in kept.targets[2].tolist() if t >= 0]
-    assert data["models"][0]["name"] == "S-pc"
-    monkeypatch.setattr(demo, "demo_study", lambda quick: pytest.fail("the model is there"))
-    assert CliRunner().invoke(app, command).exit_code == 0
+    assert data["tokens"] == [spell(saved.setting, token) for token in saved.inputs[2].tolist()]
+    assert [t for t in data["targets"] if t is not None] == [str(t) for t in saved.targets[2].tolist() if t >= 0]
     refused = CliRunner().invoke(app, [*command, "--model", "x"])
-    assert "leave out the text and --model" in str(refused.exception)
-    refused = CliRunner().invoke(app, [*command[:-1], "4"])
+    assert "neither a text nor --model" in str(refused.exception)
+    refused = CliRunner().invoke(app, [*command, "--example", "4"])
     assert "below the 4 test examples" in str(refused.exception)
+    refused = CliRunner().invoke(app, ["explore", "long " * 500, "--mixer", "S-pc"])
+    assert "neither a text nor --model" in str(refused.exception)
+    refused = CliRunner().invoke(app, [*command, "--mixer", "gla"])
+    assert "has no model selective-copying-gla; there are" in str(refused.exception)
 
 
 def test_command_and_its_errors(saved: tuple[Path, LanguageModel], tmp_path: Path) -> None:

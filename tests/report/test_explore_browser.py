@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from browsed import BROWSED
 from explored import MIXERS, TEXT, save_small
 
 from hypermlp.analysis.capture import capture
 from hypermlp.analysis.trace import Memory, Trace
 from hypermlp.report.explore import build_page, open_subject
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.skipif(
-        not (BROWSER and DRIVER), reason="no Chromium with its driver: apt-get install chromium chromium-driver"
-    ),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = BROWSED
 TOKENS = [256, *TEXT.encode()]
 LAST = len(TOKENS) - 1
 STATE = MIXERS.index("gla")
@@ -78,20 +71,6 @@ class Page:
 
     def errors(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Any]:
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER or ""
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,1400"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")

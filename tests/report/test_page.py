@@ -7,15 +7,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from made_up import language, mad, write
 
 from hypermlp.paper import tables as paper
 from hypermlp.report.charts import nice_ticks, number
-from hypermlp.report.page import Section, write_report
+from hypermlp.report.opening import deciding
+from hypermlp.report.page import write_report
+from hypermlp.report.words import gain_words, sentence
 from hypermlp.studies.folder import Folder
 from hypermlp.studies.mad import task_study, train
 from hypermlp.verdicts.claims import judge_claims
 from hypermlp.verdicts.folders import read_studies
+from made_up import language, mad, write
 
 VOID = {"meta", "line", "path", "polygon", "polyline", "circle"}  # without content, in HTML or as written in the SVG
 
@@ -62,8 +64,8 @@ def check(page: str) -> str:
     return re.sub(r"\s+", " ", " ".join(checker.text))
 
 
-def page_of(folder: Path, *sections: Section) -> str:
-    return check(write_report(folder, sections=sections).read_text())
+def page_of(folder: Path) -> str:
+    return check(write_report(folder).read_text())
 
 
 @pytest.fixture
@@ -84,17 +86,16 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_every_section_is_there(results: Path) -> None:
-    text = page_of(results, Section("A demo", "<p>learned lags</p>"))
-    for title in ("Summary", "Table 1", "Learning curves", "Accuracy against difficulty", "Claims", "Predictions"):
+    text = page_of(results)
+    for title in ("What was found", "Table 1", "Learning curves", "Accuracy against difficulty", "Claims", "Predictions"):
         assert title in text
-    for title in ("Parameter budgets", "Run times", "Failures", "Provenance", "A demo"):
+    for title in ("Parameter budgets", "Run times", "Failures", "Provenance", "Runs"):
         assert title in text
-    assert "Best MAD average within the budget: R-cg-q-12o (80.0 [79.0–81.0])" in text.replace("  ", " ")
+    assert "HyperMLP 80.0 %, softmax attention 79.1 % on average over MAD; HyperMLP " in text
     assert "feed-forward widened in 6 of 6 settings, by up to 14" in text
     assert "Every run has a score." in text
     assert "Every task was run at one setting only" in text
     assert "hypermlp made-up" in text
-    assert "learned lags" in text
 
 
 def test_charts_have_a_line_for_every_mixer(results: Path) -> None:
@@ -117,15 +118,16 @@ def test_a_study_of_one_seed(tmp_path: Path) -> None:
     write(tmp_path, [mad(label, "compression", 50) for label in ("S-pc", "G-cg-q-12o")])
     text = page_of(tmp_path)
     assert "one seed, no range or interval" in text
-    assert "Of 7 claims of the paper, 7 inconclusive" in text
+    assert "HyperGLU 50.0 %, softmax attention 50.0 % at compression" in text
+    assert "Claims of the paper: ? 2 undecided … 5 not run" in text
     assert "±" not in text
 
 
 def test_text_from_results_is_escaped(tmp_path: Path) -> None:
     records = [mad("<i>x</i>", "compression", 50), mad("S", "compression", 0, error="<b>bad</b> & worse", traceback="<u>")]
     write(tmp_path, records)
-    page = write_report(tmp_path, sections=[Section("<em>", "")]).read_text()
-    for tag in ("<i>", "<b>", "<u>", "<em>"):
+    page = write_report(tmp_path).read_text()
+    for tag in ("<i>", "<b>", "<u>"):
         assert tag not in page
     text = check(page)
     assert "<b>bad</b> & worse" in text
@@ -171,8 +173,8 @@ def test_studies_that_cannot_be_compared_stand_apart(tmp_path: Path) -> None:
     write(tmp_path / "a", [mad("S", "compression", 50)])
     write(tmp_path / "b", [mad("S", "compression", 50, protocol="faithful")])
     text = page_of(tmp_path)
-    assert "MAD, clean protocol (a)" in text
-    assert "MAD, faithful protocol (b)" in text
+    assert "Compression (a)" in text
+    assert "Compression, faithful protocol (b)" in text
 
 
 def test_ticks() -> None:
@@ -202,11 +204,13 @@ def test_verdicts_on_the_page_are_those_of_the_terminal(results: Path) -> None:
     """And never two of them for one comparison."""
     text = page_of(results).replace(" ", "")
     (study,) = read_studies(results)
-    found = [outcome for outcome in judge_claims(study) if outcome.judged]
+    found = [claim for claim in judge_claims(study) if claim.judged]
     assert len(found) == 2
-    for outcome in found:
-        assert f"{outcome.verdict}{outcome.claim.title}{outcome.numbers}".replace(" ", "") in text
-        assert outcome.numbers in outcome.sentence
+    for claim in found:
+        assert f"{claim.verdict.word}{claim.title}{''.join(deciding(claim))}".replace(" ", "") in text
+        for item in claim.judged:
+            assert gain_words(item).replace(" ", "") in text
+            assert gain_words(item).partition(" ")[0] in sentence(claim)
 
 
 def test_the_labels_are_explained(results: Path) -> None:

@@ -6,7 +6,6 @@ import io
 from pathlib import Path
 
 import pytest
-from made_up import language, mad, write
 
 from hypermlp.paper import tables as paper
 from hypermlp.report.table1 import Row, columns, grid, legend, show_table1, table1_markdown, thresholds
@@ -14,11 +13,12 @@ from hypermlp.report.terminal import new_console
 from hypermlp.verdicts.estimates import signed
 from hypermlp.verdicts.folders import read_studies
 from hypermlp.verdicts.results import AVERAGE, LOSS, Results
+from made_up import language, mad, write
 
 
 def study_of(folder: Path, *halves: list[dict[str, object]]) -> Results:
-    for i, records in enumerate(halves):
-        write(folder / str(i), records)
+    for name, records in zip(("mad", "language"), halves, strict=False):
+        write(folder / name, records)
     (study,) = read_studies(folder)
     return study
 

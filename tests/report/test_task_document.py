@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import mad, write
 from typer.testing import CliRunner
 
 from hypermlp.cli import app
@@ -13,6 +12,8 @@ from hypermlp.report.markdown import fill
 from hypermlp.report.page import build_page
 from hypermlp.report.task_document import document_blocks, picture
 from hypermlp.verdicts.folders import read_studies
+from hypermlp.verdicts.judged import judge_folder
+from made_up import mad, write
 
 
 def run(mixer: str, task: str, scores: dict[str, float], trivial: float, seed: int, **fields: Any) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def test_copying_is_shown_by_length(tmp_path: Path) -> None:
 
 
 def test_the_command_shows_the_scores_and_writes_the_page(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["report", str(folder)])
+    done = CliRunner().invoke(app, ["study", "report", str(folder)])
     assert done.exit_code == 0, done.output
     assert "trivial baselines: worse 0.0, better 50.0" in done.output
     assert "more lags, untrained" in (folder / "report.html").read_text()
@@ -77,7 +78,7 @@ def test_the_command_shows_the_scores_and_writes_the_page(folder: Path) -> None:
 def test_a_task_that_is_not_in_the_registry_is_reported(tmp_path: Path) -> None:
     """A user's own: its file need not be there any more."""
     write(tmp_path, [run("S-p", "own", {"[test]": 0.25}, 0.125, 0)], {"study": "tasks", "task": "own", "width": 64, "depth": 2})
-    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    done = CliRunner().invoke(app, ["study", "report", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "25.0" in done.output
     assert "trivial baselines: worse 0.0, better 12.5" in done.output
@@ -90,7 +91,7 @@ def test_settings_that_name_different_things_stand_on_one_page(task: str, tmp_pa
     for record, setting in zip(runs, ("a.csv,lookback=8", "b.csv,lookback=8,horizon=2"), strict=True):
         record |= {"setting": f"{task}/{setting}", "key": setting}
     write(tmp_path, runs, {"study": "tasks", "task": task, "width": 64, "depth": 2})
-    text = build_page(read_studies(tmp_path))
+    text = build_page(judge_folder(tmp_path))
     assert "a.csv" in text
     assert "b.csv" in text
 
@@ -105,7 +106,7 @@ def test_a_measure_other_than_accuracy_has_its_curve_and_each_slice_once(tmp_pat
     record["metrics"]["sets"]["test"] = {**part, "slices": {"channel": dict.fromkeys(names, part)}}
     record["metrics"]["mse"] = record["baselines"]["better"]["mse"] = record["baselines"]["worse"]["mse"] = 0.5
     write(tmp_path, [record], {"study": "tasks", "task": "forecast", "width": 64, "depth": 2})
-    text = build_page(read_studies(tmp_path))
+    text = build_page(judge_folder(tmp_path))
     assert re.findall(r"<figcaption>(.*?)</figcaption>", text) == [
         "test: mse by channel",
         "test: mae by channel",

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 
 import pytest
-from made_up import mad, write
 from rich.console import Console
 
 import hypermlp
@@ -22,6 +21,7 @@ from hypermlp.report.progress import accuracies
 from hypermlp.report.table1 import show_table1
 from hypermlp.report.terminal import Column, new_console, say, show_table, status
 from hypermlp.verdicts.folders import read_studies
+from made_up import mad, write
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = "a/[/run] [bold]x[/bold] :smile: [red"

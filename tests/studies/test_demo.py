@@ -10,12 +10,14 @@ import torch
 
 from helpers import perturb
 from hypermlp.analysis.capture import capture
-from hypermlp.cli.watch import run_demo
+from hypermlp.cli.watch import run_plan
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.models.budget import TOLERANCE
 from hypermlp.report.terminal import new_console
+from hypermlp.report.words import sentence
 from hypermlp.studies import demo
-from hypermlp.studies.demo import MIXERS, TASKS, demo_study, lag_kernels
+from hypermlp.studies.catalogue import Plan
+from hypermlp.studies.demo import MIXERS, TASKS, DemoStudy, demo_study, lag_kernels
 from hypermlp.studies.executors import LocalPool
 from hypermlp.tasks import TASKS as TASK_REGISTRY
 from hypermlp.verdicts.claims import judge_claims
@@ -32,19 +34,23 @@ TINY = dataclasses.replace(
 )
 
 
+def plan(study: DemoStudy, folder: Path) -> Plan:
+    return Plan(name="demo", folder=folder, studies={"": study}, mixers=MIXERS)
+
+
 def test_the_demo_trains_all_shows_a_table_and_leaves_a_page(tmp_path: Path) -> None:
     console = new_console(width=150, file=io.StringIO())
-    records = run_demo(console, tmp_path, TINY, executor=LocalPool(1))
+    records = run_plan(console, plan(TINY, tmp_path), executor=LocalPool(1))
     assert {(record["mixer"], record["task"]) for record in records} == {(m, t) for m in MIXERS for t in TASKS}
     assert all(record["error"] is None for record in records)
     shown, page = console.file.getvalue(), (tmp_path / "report.html").read_text()
     (study,) = read_studies(tmp_path)
-    judged = [found for found in judge_claims(study) if found.judged]
+    judged = [claim for claim in judge_claims(study) if claim.judged]
     assert len(judged) == 4
-    for finding in judged:
-        assert f"{finding.claim.title}: inconclusive (one seed)" in finding.sentence
-        assert finding.sentence in shown
-        assert finding.claim.title in page
+    for claim in judged:
+        assert f"{claim.title}: undecided: too few seeds (one seed)" in sentence(claim)
+        assert sentence(claim) in shown
+        assert claim.title in page
     assert "supports" not in shown + page
     assert "G-cg-q-12o HyperGLU" in shown
     for title in ("Learning curves", "Learned lag kernels", "What an answer reads"):
@@ -59,25 +65,25 @@ def test_the_demo_trains_all_shows_a_table_and_leaves_a_page(tmp_path: Path) -> 
     lines = (tmp_path / "runs.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "runs.jsonl").write_text("".join(lines[:-2]))
     console = new_console(width=150, file=io.StringIO())
-    run_demo(console, tmp_path, TINY, executor=LocalPool(1))
+    run_plan(console, plan(TINY, tmp_path), executor=LocalPool(1))
     assert [json.loads(line)["start"] for line in (tmp_path / "runs.jsonl").read_text().splitlines()] == [0] * 10 + [1] * 2
     console = new_console(width=150, file=io.StringIO())
-    again = run_demo(console, tmp_path, TINY, executor=LocalPool(1))
+    again = run_plan(console, plan(TINY, tmp_path), executor=LocalPool(1))
     assert "finished before" in console.file.getvalue()
     times = ("seconds", "tokens_per_second", "start")
     assert [{k: v for k, v in record.items() if k not in times} for record in again] == [
         {k: v for k, v in record.items() if k not in times} for record in records
     ]
-    with pytest.raises(ValueError, match=r"choose another folder"):
-        run_demo(console, tmp_path, dataclasses.replace(TINY, batch=4), executor=LocalPool(1))
+    with pytest.raises(ValueError, match=r"batch was 8, not 4.* another folder"):
+        run_plan(console, plan(dataclasses.replace(TINY, batch=4), tmp_path), executor=LocalPool(1))
 
 
 def test_lag_kernels_are_the_operators_by_lag() -> None:
     """Against each token's dense R, averaged: R is linear in s."""
-    plan = TINY
-    setting = plan.settings_of("selective-copying")[0]
+    study = TINY
+    setting = study.settings_of("selective-copying")[0]
     torch.manual_seed(0)
-    model = plan.build(setting, demo.SHOWN, None, 32).double()
+    model = study.build(setting, demo.SHOWN, None, 32).double()
     perturb(model)
     tokens = torch.randint(setting.vocab_size, (3, 8), generator=torch.Generator().manual_seed(1))
     found = lag_kernels(model, tokens)

@@ -303,7 +303,7 @@ def test_a_plan_may_grow_but_not_change(tmp_path: Path) -> None:
         assert folder.plan == {"width": 64, "steps": {"a": 1, "b": 2}, "rates": [0.1]}
         assert folder.start == 1
     saved = (tmp_path / "plan.json").read_text()
-    with Folder(tmp_path) as folder, pytest.raises(ValueError, match=r"holds runs with steps\.a = 1, not 3; choose another"):
+    with Folder(tmp_path) as folder, pytest.raises(ValueError, match=r"begun with other settings: steps\.a was 1, not 3"):
         folder.begin({"steps": {"a": 3}})
     assert (tmp_path / "plan.json").read_text() == saved
     starts = json.loads(saved)["starts"]

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from hypermlp.data.packing import Batches
+from hypermlp.mixers.groups import CORE, choose_mixers
 from hypermlp.mixers.labels import TABLE1
 from hypermlp.models.lm import LanguageModel, count_parameters
 from hypermlp.runs.configs import CONFIGS
 from hypermlp.studies import language
 from hypermlp.studies.folder import Folder
 from hypermlp.studies.language import LanguageJob, LanguageStudy, language_study
-from hypermlp.studies.table1 import CORE, contestants, table1_studies
+from hypermlp.studies.table1 import table1_studies
 from hypermlp.train.optimisation import Recipe
 
 STUDY = dataclasses.replace(language_study("quick"), width=16, steps=12, evaluations=6, sample=2, length=32)
@@ -103,20 +104,20 @@ def test_rows_computed_a_few_at_a_time_give_the_same_updates(tmp_path: Path) -> 
 
 
 def test_the_papers_scale_is_for_gpus_and_says_so() -> None:
-    with pytest.raises(ValueError, match="needs --corpus"):
+    with pytest.raises(ValueError, match="needs corpus=FOLDER"):
         table1_studies("paper", device="cpu")
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="is for GPUs, and PyTorch finds none"):
-            table1_studies("paper", "mad")
+            table1_studies("paper", ["mad"])
         with pytest.raises(ValueError, match="PyTorch finds no GPU"):
             table1_studies("laptop", device="cuda")
-    (study,) = table1_studies("paper", "mad", device="cpu").values()
+    (study,) = table1_studies("paper", ["mad"], device="cpu").values()
     assert (study.numbers()["protocol"], study.numbers()["settings"], study.precision) == ("faithful", "full", "float32")
     assert list(table1_studies("quick", device="cpu")) == ["mad", "language"]
 
 
-def test_groups_of_contestants() -> None:
-    assert contestants("core") == list(CORE)
-    assert contestants("S-pc, labels")[0] == "S-pc"
-    assert len(contestants("S-pc,labels")) == len(TABLE1)
-    assert len(contestants("all")) == len(set(contestants("all")))
+def test_groups_of_mixers() -> None:
+    assert choose_mixers("core") == list(CORE)
+    assert choose_mixers("S-pc, labels")[0] == "S-pc"
+    assert len(choose_mixers("S-pc,labels")) == len(TABLE1)
+    assert len(choose_mixers("all")) == len(set(choose_mixers("all")))

@@ -470,6 +470,6 @@ def test_ctrl_c_ends_with_how_to_resume(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(TaskStudy, "run", stopped)
     options = ["--mixers", "S", "--tasks", "memorization", "--out", str(tmp_path), "--device", "cpu"]
-    done = CliRunner().invoke(app, ["mad", "run", *options])
+    done = CliRunner().invoke(app, ["study", "run", "mad", *options])
     assert done.exit_code == 130
     assert "Stopped: 3 of 4 runs are finished; the same command resumes the others" in done.output

@@ -12,28 +12,25 @@ import pytest
 
 from hypermlp import provenance
 from hypermlp.report.page import write_report
+from hypermlp.report.words import claim_words
 from hypermlp.studies import engine
 from hypermlp.studies.cost import Cost, measure_costs
 from hypermlp.studies.mad import TaskStudy
-from hypermlp.studies.protocol import (
+from hypermlp.studies.protocol import PACKAGED, digest, find_protocol, load_protocol, read_protocol
+from hypermlp.verdicts.claims import NOT_RUN, SUPPORTED, Verdict, judge_claims
+from hypermlp.verdicts.folders import read_studies
+from hypermlp.verdicts.predictions import predictions
+from hypermlp.verdicts.registration import (
     MARK,
-    PACKAGED,
     VERSIONS,
     deviations,
     differences,
-    digest,
     enter,
-    find_protocol,
     judging_code,
-    load_protocol,
-    read_protocol,
     read_versions,
     registered_version,
     registration_problems,
 )
-from hypermlp.verdicts.claims import CEILING, LEVEL, SUPPORTED, UNFINISHED, judge_claims
-from hypermlp.verdicts.folders import read_studies
-from hypermlp.verdicts.predictions import predictions
 
 ROOT = Path(__file__).parents[2]
 TEXT = """
@@ -112,11 +109,12 @@ def test_every_record_has_the_digest_and_changes_after_the_first_are_deviations(
     (study,) = read_studies(out)
     assert study.terms.interval == "bootstrap"
     (claim,) = judge_claims(study)
-    assert claim.verdict == SUPPORTED
+    assert claim.verdict == Verdict(SUPPORTED)
     assert [item.task for item in predictions(study)] == ["memorization"]
     page = write_report(out).read_text()
-    assert "Best at memorisation within the budget" in page
-    assert "Nothing was changed after the first record." in page
+    assert "<h1>a small one</h1>" in page
+    assert "at memorisation" in page
+    assert "Nothing was changed after it was registered." in page
     assert digest(TEXT) in page
 
     run(TEXT, out, path)  # again: the same version
@@ -130,9 +128,10 @@ def test_every_record_has_the_digest_and_changes_after_the_first_are_deviations(
     assert "2 runs were made with the version of" in problem
     assert f"({digest(changed)}), which was not committed" in problem
     (study,) = read_studies(out)
-    assert judge_claims(study)[0].verdict == LEVEL
+    assert judge_claims(study)[0].verdict == Verdict(SUPPORTED), "what is expected is what was registered"
+    assert study.seeds == [0, 1, 2, 3, 4], "nor do seeds count that came later"
     page = write_report(out).read_text()
-    assert "1 deviation from the protocol after the first record" in page
+    assert "1 deviation from the protocol after it was registered" in page
     assert "seeds: 5 → 6" in page
 
 
@@ -158,19 +157,19 @@ def test_no_claim_is_supported_before_all_its_runs_are_there(tmp_path: Path, mad
     )
     run(two.replace('on = ["memorization"]', 'on = ["memorization", "average"]'), tmp_path / "out", path)
     (study,) = read_studies(tmp_path / "out")
-    assert judge_claims(study)[0].verdict == SUPPORTED
+    assert judge_claims(study)[0].verdict == Verdict(SUPPORTED)
     lines = tmp_path / "out" / "mad" / "runs.jsonl"
     records = [line for line in lines.read_text().splitlines(keepends=True) if not is_final(line, "compression", seed=4)]
     lines.write_text("".join(records))
     (study,) = read_studies(tmp_path / "out")
     (claim,) = judge_claims(study)
-    assert claim.words == "not finished: MAD average"
-    assert [item.status for item in claim.evidence] == [SUPPORTED, UNFINISHED]
+    assert claim_words(claim) == "not run: MAD average"
+    assert [item.verdict and item.verdict.word for item in claim.evidence] == [SUPPORTED, NOT_RUN]
     lines.write_text("".join(line for line in records if not is_final(line, "compression")))
     (study,) = read_studies(tmp_path / "out")
     assert study.score("S", "average") is None
-    assert judge_claims(study)[0].verdict == UNFINISHED
-    assert "… not finished" in write_report(tmp_path / "out").read_text()
+    assert judge_claims(study)[0].verdict.word == NOT_RUN
+    assert "… not run" in write_report(tmp_path / "out").read_text()
 
 
 def is_final(line: str, task: str, seed: int | None = None) -> bool:
@@ -263,7 +262,7 @@ def test_other_code_that_judges_is_a_deviation_and_is_told_when_it_judges(
     run(TEXT, study.out, study.path)
     assert study.found()[:2] == ([], [])
     before = judging_code()
-    monkeypatch.setattr("hypermlp.studies.protocol.JUDGING", ("studies/scores.py",))
+    monkeypatch.setattr("hypermlp.verdicts.registration.JUDGING", ("studies/scores.py",))
     assert judging_code() != before
     changes, problems, page = study.found()
     assert changes == []
@@ -280,7 +279,7 @@ def test_the_ceiling_is_registered(tmp_path: Path, made_up: None) -> None:
     assert before.bound(["S", "R"], "memorization") == ""  # about 50 %
     run(TEXT.replace("[terms]", "[terms]\nceiling = 40.0"), study.out, study.path)
     (after,) = read_studies(study.out)
-    assert after.bound(["S", "R"], "memorization") == CEILING
+    assert after.bound(["S", "R"], "memorization") == "", "a ceiling that came later judges nothing"
     assert study.found()[0] == [["terms.ceiling: nothing → 40.0", "this version was not committed"]]
 
 
@@ -406,3 +405,23 @@ def test_costs_are_measured_by_a_few_steps() -> None:
     (cost,) = measure_costs(replace(study, search=None, rates=(1e-3, 2e-3, 4e-3), decays=(0.0, 0.1)), ["S"], 5)
     assert cost.runs == 5 * 3 * 2
     assert Cost("S", "", 10, 0.5, 1.0, 3, 2.0).seconds == 2 * (5 + 3)
+
+
+def test_nobody_can_stop_where_it_looks_best(tmp_path: Path, made_up: None) -> None:
+    """Two seeds would do for a verdict; five were registered, so all of them are waited for."""
+    text = TEXT.replace('"bootstrap"\nseeds = 5', '"bootstrap"\nseeds = 2')
+    assert read_protocol(text).terms.seeds == 2
+    run(text, tmp_path / "out", tmp_path / "protocol.toml")
+    lines = tmp_path / "out" / "mad" / "runs.jsonl"
+    whole = lines.read_text()
+    lines.write_text("".join(line for line in whole.splitlines(keepends=True) if not is_final(line, "memorization", seed=4)))
+    for expected in (NOT_RUN, SUPPORTED):
+        (study,) = read_studies(tmp_path / "out")
+        assert [claim.verdict.word for claim in judge_claims(study)] == [expected]
+        lines.write_text(whole)
+
+
+def test_words_of_protocols_that_were_registered_before_are_read(tmp_path: Path) -> None:
+    old = TEXT.replace("mixers = ", "contestants = ")
+    assert "contestants" in old
+    assert read_protocol(old).mixers == read_protocol(old.replace("contestants", "mixers")).mixers == ("S", "R")

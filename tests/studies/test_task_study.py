@@ -14,6 +14,7 @@ from hypermlp.studies.folder import Folder
 from hypermlp.studies.tasks import ScaledStudy, find_tasks, scaled_studies, state_bytes
 from hypermlp.tasks import TASKS
 from hypermlp.verdicts.folders import read_studies
+from hypermlp.verdicts.judged import judge, judge_folder
 
 OWN = """
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def test_a_users_own_task_is_trained_until_it_is_solved_and_reported(done: Path)
     assert run["metrics"]["accuracy"] > 0.99
     assert run["metrics"]["sets"]["test"]["rows"] == 8
     assert 0.1 < run["baselines"]["most frequent"]["accuracy"] < 0.5
-    page = build_page([own, mqar])
+    page = build_page([judge(own), judge(mqar)])
     assert "Recall against memory" in page
     assert "a value of the row" in page
     assert "published" in page
@@ -83,7 +84,7 @@ def test_a_users_own_task_is_trained_until_it_is_solved_and_reported(done: Path)
 
 def test_a_page_needs_no_task_of_the_users_own(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(TASKS, "last-token")
-    assert "last-token" in build_page(read_studies(done))
+    assert "last-token" in build_page(judge_folder(done))
 
 
 def test_a_job_travels_without_its_setting_class() -> None:
@@ -160,9 +161,9 @@ def test_settings_are_changed_by_name() -> None:
     (study,) = scaled_studies(["mqar"], "quick", changes=["noise=false"]).values()
     assert not next(iter(study.settings().values())).noise
     for wrong in ("lookback=48", "noise=0", "seq_len=long", "mix"):
-        with pytest.raises(ValueError, match=rf"--set {wrong}: the settings of mqar have .*mix=small, noise=true"):
+        with pytest.raises(ValueError, match=rf"{wrong}: the settings of mqar have .*mix=small, noise=true"):
             scaled_studies(["mqar"], "quick", changes=[wrong])
-    with pytest.raises(ValueError, match="leave --set out"):
+    with pytest.raises(ValueError, match="leave seq_len=64 out"):
         scaled_studies(["mad"], "quick", changes=["seq_len=64"])
 
 

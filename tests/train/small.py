@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from hypermlp.models.generate import generate
 from hypermlp.models.lm import LanguageModel, ModelConfig
 from hypermlp.runs.configs import configure
 from hypermlp.runs.train import start
-from hypermlp.train.checkpoint import Checkpoints
+from hypermlp.train.checkpoint import Checkpoints, complete
 from hypermlp.train.distributed import World, join
 from hypermlp.train.language import TrainConfig, new_training, train
 from hypermlp.train.metrics import Metrics
@@ -56,7 +57,7 @@ def rows(step: int, count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
 
 def share(step: int, how: TrainConfig, world: World) -> list[Batch]:
     """A process's part of a batch."""
-    inputs, targets = (part.chunk(world.size)[world.rank].split(how.micro) for part in rows(step))
+    inputs, targets = (part.chunk(world.along("dp"))[world.batch_rank].split(how.micro) for part in rows(step))
     return [Batch(x, y) for x, y in zip(inputs, targets, strict=True)]
 
 
@@ -68,12 +69,12 @@ def go_on(
     folder: Path, how: TrainConfig = TRAIN, world: World | None = None, until: int | None = None, pause: float = 0.0
 ) -> Training:
     """Train in a folder, from its last checkpoint if it has one, to the end or step `until`."""
-    world = world or World()
+    world = (world or World()).arranged(how.mesh)
     training = new_training(model(), how, world)
     checkpoints = Checkpoints(folder / "checkpoints", world, keep=how.keep, files={"config.json": described()})
     latest = checkpoints.latest()
     if latest is not None:
-        training.resume(checkpoints.load(latest, training.state()))
+        training.restore(partial(checkpoints.load, latest))
     metrics = Metrics(folder / "metrics.jsonl", training.step) if world.main else None
     steps = train(
         training,
@@ -125,6 +126,11 @@ def succeed(*pids: int) -> None:
 
 def together(work: Callable[[World], object], count: int = 2) -> None:
     """Run `work` in so many processes that know each other, as torchrun would."""
+    succeed(*start_together(work, count))
+
+
+def start_together(work: Callable[[World], object], count: int) -> list[int]:
+    """The same, without waiting for them."""
 
     def joined() -> None:
         with join() as world:
@@ -134,7 +140,7 @@ def together(work: Callable[[World], object], count: int = 2) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    succeed(*[fork(joined, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(count)])
+    return [fork(joined, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(count)]
 
 
 def scenario(name: str, folder: Path) -> None:
@@ -183,6 +189,29 @@ def distributed(folder: Path) -> None:
     together(lambda world: go_on(folder / "one-two", two, world))
 
 
+def meshes(folder: Path) -> None:
+    """The same training by processes that share heads and sequences, and by one mesh after the other, also killed."""
+    succeed(fork(lambda: go_on(folder / "one")))
+    how = {mesh: config(mesh=mesh) for mesh in ("tp=2", "cp=2", "dp=2,tp=2", "cp=2,tp=2")}
+    for mesh, processes in (("tp=2", 2), ("cp=2", 2), ("cp=2,tp=2", 4)):
+        together(lambda world: go_on(folder / mesh, how[mesh], world), processes)  # noqa: B023  (used at once)
+    turns = folder / "turns"
+    together(lambda world: go_on(turns, how["dp=2,tp=2"], world, until=2), 4)
+    succeed(fork(lambda: go_on(turns, until=4)))
+    together(lambda world: go_on(turns, how["tp=2"], world, until=6))
+    together(lambda world: go_on(turns, how["cp=2,tp=2"], world), 4)
+    killed = folder / "killed"
+    slow = config(mesh="dp=2,tp=2", save_every=1, asynchronous=True)
+    pids = start_together(lambda world: go_on(killed, slow, world, pause=0.5), 4)
+    while len(complete(killed / "checkpoints")) < 2:
+        time.sleep(0.05)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    (folder / "killed.json").write_text(json.dumps([path.name for path in complete(killed / "checkpoints")]))
+    together(lambda world: go_on(killed, slow, world), 4)
+
+
 def validation(folder: Path) -> None:
     """Validation losses of one model at the start of runs that divide their work differently, as files."""
     text = folder / "text.txt"
@@ -205,4 +234,4 @@ def validation(folder: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     importlib.import_module("torch._dynamo")  # as every optimiser's first step does: once here, not in every fork
-    {"kills": kills, "distributed": distributed, "validation": validation}[sys.argv[1]](Path(sys.argv[2]))
+    {"kills": kills, "distributed": distributed, "meshes": meshes, "validation": validation}[sys.argv[1]](Path(sys.argv[2]))

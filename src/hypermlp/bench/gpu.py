@@ -1,4 +1,4 @@
-"""`hypermlp bench gpu` and `hypermlp bench tune`: what only a machine with a GPU can tell.
+"""`hypermlp gpu check`, `bench` and `tune`: what only a machine with a GPU can tell.
 
 Parity with the reference first (`parity.py`): values and all gradients; nothing is timed where one is wrong. Times are medians
 of CUDA events after warming up, the contestants in turns.

@@ -20,14 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hypermlp.bench.record import Results
 from hypermlp.bench.timing import threads as thread_count
 from hypermlp.checks import at_least_one, choose_from
 from hypermlp.errors import RunError
-from hypermlp.files import read_json, write_json
 from hypermlp.mixers import HyperGLU, build_mixer
 from hypermlp.mixers.int8 import quantize
 from hypermlp.models.lm import LanguageModel, ModelConfig
-from hypermlp.provenance import provenance
 
 WEIGHTS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "float32": lambda module: module,
@@ -177,14 +176,9 @@ def run(
     if not model and width % 12:
         raise ValueError(f"width ({width}) must be divisible by the 12 heads of softmax attention; try {width - width % 12}")
     settings = {"width": width, "steps": steps, "threads": threads, "model": model, "only": sorted(only)}
-    record: dict[str, Any] = {"settings": settings, "provenance": [], "rows": []}
-    if path.exists():
-        record = read_json(path)
-        if record["settings"] != settings:
-            raise RunError(f"{path} was measured with {record['settings']}; choose another --out, or move the file away")
-    record["provenance"].append(provenance())
+    results = Results(path, "latency", settings)
     chosen = [name for name in contestants if not only or name in only]
-    done = {(row["context"], row["batch"], row["weights"]) for row in record["rows"]}
+    done = {(row["context"], row["batch"], row["weights"]) for row in results.rows}
     with torch.inference_mode(), thread_count(threads):
         for length in context:
             for rows in batch:
@@ -195,14 +189,12 @@ def run(
                 if not made:
                     continue
                 seconds = in_turns([stream for _, _, stream in made], steps, f"context {length}, batch {rows}", tell)
-                same = {"context": length, "batch": rows, "session": len(record["provenance"]) - 1}
-                record["rows"] += [
+                same = {"context": length, "batch": rows, "session": results.session}
+                results.extend(
                     {**same, "contestant": name, "weights": kind, **summary(stream, times)}
                     for (name, kind, stream), times in zip(made, seconds, strict=True)
-                ]
-                write_json(path, record)
-    found: list[dict[str, Any]] = record["rows"]
-    return found
+                )
+    return results.rows
 
 
 def in_turns(streams: Sequence[Stream], steps: int, what: str, tell: Callable[[str], None]) -> list[list[float]]:

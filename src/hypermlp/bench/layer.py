@@ -26,9 +26,9 @@ class Shape(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Shape:
         try:
-            shape = cls(*(int(part) for part in text.split(",")))
+            shape = cls(*(int(part) for part in text.split("x")))
         except (TypeError, ValueError):
-            raise ValueError(f"shape ({text}) must be three whole numbers B,T,d, such as 8,1024,768") from None
+            raise ValueError(f"shape ({text}) must be three whole numbers BxTxd, such as 8x1024x768") from None
         if min(shape) < 1 or shape.width % 16:
             raise ValueError(f"shape ({text}) must be positive, with a width divisible by 16")
         return shape
@@ -133,11 +133,11 @@ def time_phases(
         }
         seconds = take_turns(tasks, rounds, clock=clock)
         for name, c in contestants.items():
-            best = sorted(seconds[name])[len(seconds[name]) // 2]
+            median = sorted(seconds[name])[len(seconds[name]) // 2]
             rows[name][f"{phase}_{count}t"] = {
-                "seconds": best,
+                "seconds": median,
                 "ratio": ratio(seconds[name], seconds[BASELINE])._asdict() if BASELINE in seconds else None,
-                "share_of_matmul_peak": None if c.flops is None else factor * c.flops / best / peak,
+                "share_of_matmul_peak": None if c.flops is None else factor * c.flops / median / peak,
                 "rounds": seconds[name],
             }
         for c in contestants.values():

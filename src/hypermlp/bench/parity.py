@@ -1,6 +1,6 @@
 """Whether an implementation computes what the reference computes: values and every gradient, on any device.
 
-`hypermlp bench gpu` runs all of it before it times anything; tests run it on a CPU, also with gradients that were made wrong on
+`hypermlp gpu check` runs all of it before it times anything; tests run it on a CPU, also with gradients that were made wrong on
 purpose. The reference is the dense implementation in float64, for the same rounded numbers.
 
 In half precision the ReLU of a gate whose score rounds to the other side of zero turns its gradient on or off, which no bound

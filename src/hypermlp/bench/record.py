@@ -1,51 +1,104 @@
-"""A result that grows, in one file: rounds, memory, operations, and where they were measured. The same command resumes it."""
+"""A benchmark's results, in one kind of file: its settings, where and when it was measured, and rows. It grows with every row.
+
+The same command resumes a file with equal settings. Rows of one kind beside others say which: rounds, memory, operations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hypermlp.bench.timing import median, ratio
-from hypermlp.errors import RunError
+from hypermlp.checks import same_settings
 from hypermlp.files import read_json, write_json
 from hypermlp.provenance import provenance
 
 PHASES = ("forward", "training")
+Row = dict[str, Any]
 
 
-class Record:
+def read_results(path: Path) -> dict[str, Any]:
+    """What a file of results holds, also one that was written before all had the same form: settings, sessions, rows."""
+    found = read_json(path)
+    if "rounds" in found:  # tables by what was measured
+        parts = [{"kind": "round", **one} for one in found.pop("rounds")]
+        for kind in ("work", "memory"):
+            parts += [{"kind": kind, "of": name, **one} for name, one in found.pop(kind).items()]
+        found["rows"] = parts
+    if "provenance" in found:
+        old = found.pop("provenance")
+        found["sessions"] = old if isinstance(old, list) else [old]
+    return {"benchmark": path.stem, "settings": {}, **found}
+
+
+def grouped(results: dict[str, Any]) -> dict[str, Any]:
+    """Results with rows of several kinds, by kind: rounds in order, work and memory by what they are of."""
+    found: dict[str, Any] = {"settings": results["settings"], "sessions": results["sessions"]}
+    found |= {"work": {}, "memory": {}, "rounds": []}
+    for row in results["rows"]:
+        rest = {name: value for name, value in row.items() if name not in ("kind", "of")}
+        if row["kind"] == "round":
+            found["rounds"].append(rest)
+        else:
+            found[row["kind"]][row["of"]] = rest
+    return found
+
+
+class Results:
     """Written whole after every addition, so that a kill loses at most what was being measured."""
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        """settings: what must be equal for numbers to be comparable; a file with others is refused."""
+    def __init__(self, path: Path, benchmark: str, settings: dict[str, Any], *, anew: bool = False) -> None:
+        """settings: what must be equal for numbers to be comparable; a file with others is refused. anew: none is resumed."""
         self.path = path
-        self.data: dict[str, Any] = {"settings": settings, "sessions": [], "work": {}, "memory": {}, "rounds": []}
-        if path.exists():
-            self.data = read_json(path)
-            differs = differences(self.data["settings"], settings)
-            if differs:
-                raise RunError(f"{path} was measured with {'; '.join(differs)}; choose another --out, or move the file away")
+        self.file: dict[str, Any] = {"benchmark": benchmark, "settings": settings, "sessions": [], "rows": []}
+        if path.exists() and not anew:
+            self.file = read_results(path)
+            same_settings(path, self.file["settings"], settings)
         self.begun = False
 
-    def add(self, **parts: Any) -> None:
-        """Add a round (round=…), or to the entries of memory or work."""
+    @property
+    def rows(self) -> list[Row]:
+        return self.file["rows"]
+
+    @property
+    def session(self) -> int:
+        """The number of this one, which rows may refer to."""
+        return len(self.file["sessions"]) - self.begun
+
+    def extend(self, rows: Iterable[Row], **more: Any) -> None:
+        """Add rows; more: what the file says besides."""
         if not self.begun:
-            self.data["sessions"].append(provenance())
+            self.file["sessions"].append(provenance())
             self.begun = True
-        if "round" in parts:
-            self.data["rounds"].append({"session": len(self.data["sessions"]) - 1, **parts.pop("round")})
-        for name, entries in parts.items():
-            self.data[name] |= entries
-        write_json(self.path, self.data)
+        self.file["rows"] += rows
+        self.file |= more
+        write_json(self.path, self.file)
+
+    def add(self, row: Row) -> None:
+        self.extend([row])
+
+
+class Record(Results):
+    """Results by rounds, in which everybody takes part, beside memory and operations of each."""
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        super().__init__(path, "model", settings)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return grouped(self.file)
+
+    def note(self, kind: str, entries: dict[str, dict[str, Any]]) -> None:
+        """Add what is known of some contestants: work or memory."""
+        self.extend([{"kind": kind, "of": name, **one} for name, one in entries.items()])
+
+    def add_round(self, time: int, seconds: dict[str, list[float]]) -> None:
+        self.add({"kind": "round", "session": self.session, "time": time, "seconds": seconds})
 
     def rounds(self, time: int, name: str | None = None) -> list[dict[str, Any]]:
         """Finished rounds at a length, of one contestant or of any."""
         return [r for r in self.data["rounds"] if r["time"] == time and (name is None or name in r["seconds"])]
-
-
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    return [f"{key} {old.get(key)}, not {new.get(key)}" for key in {**old, **new} if old.get(key) != new.get(key)]
 
 
 def entry(name: str, time: int) -> str:

@@ -1,4 +1,4 @@
-"""`hypermlp table5`: what every system costs, as whole models, as layers that grow, and at long contexts."""
+"""`hypermlp bench model`: what every system costs, as whole models, as layers that grow, and at long contexts."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def take_rounds(record: Record, length: int, field: Field, rounds: int, tell: Te
         for name in order:
             tell(f"{length:,} tokens, round {done + 1} of {rounds}: {name}")
             seconds[name] = field.turn(name)
-        record.add(round={"time": length, "seconds": {name: seconds[name] for name in sorted(seconds)}})
+        record.add_round(length, {name: seconds[name] for name in sorted(seconds)})
 
 
 def take_memory(record: Record, cases: dict[str, Any], build: Callable[[Any], Any], tell: Tell, repeats: int = 1) -> None:
@@ -223,7 +223,7 @@ def take_memory(record: Record, cases: dict[str, Any], build: Callable[[Any], An
         key = entry(name, case.time)
         if key not in record.data["memory"]:
             tell(f"{case.time:,} tokens: memory of {name}, in a process of its own")
-            record.add(memory={key: memory.extra(case, build, repeats)._asdict()})
+            record.note("memory", {key: memory.extra(case, build, repeats)._asdict()})
 
 
 # ---- parts ----
@@ -251,7 +251,9 @@ def run_model(out: Path, scale: str, names: Sequence[str], *, batch: int | None,
     for name in left:
         tell(f"checking {name} against its reference")
         check(Case(name=name, batch=1, time=s.time, width=s.width), device)
-    record.add(work=work)
+    known = record.data["work"]
+    if new := {name: one for name, one in work.items() if known.get(name) != one}:
+        record.note("work", new)
     bytes_of = {name: 4 * work[name]["parameters"] for name in cases}
     take_rounds(record, s.time, Field(cases, Model, sum(bytes_of.values()) < memory.available() / 2), rounds, tell)
     take_memory(record, cases, Model, tell)
@@ -283,14 +285,18 @@ def run_long(out: Path, scale: str, names: Sequence[str], *, tell: Tell) -> Path
     width = min(LONG_WIDTH, s.growth_width)
     record = Record(out / f"long-{scale}.json", settings(device, scale=scale, batch=1, width=width))
     for length in s.long:
+        work: dict[str, Any] = {}
         cases = {name: Case(name=name, batch=1, time=length, width=width) for name in LONG if name in {*names, BASELINE}}
         for name, case in cases.items():
             with torch.device("meta"):
                 found = flops.work(SYSTEMS[name].build(width, length), length)
             assert found is not None
-            record.data["work"][entry(name, case.time)] = found._asdict()
+            if (key := entry(name, case.time)) not in record.data["work"]:
+                work[key] = found._asdict()
         for name in left_over(record, cases, 0) if length == s.long[0] else ():
             check(cases[name], device)
+        if work:
+            record.note("work", work)
         take_memory(record, cases, Layer, tell, repeats=len(s.long) - s.long.index(length))  # short ones are soon done
     return record.path
 

@@ -7,11 +7,11 @@ import sys
 
 import torch
 
-from hypermlp.cli import analysis, bench, gpu, mixers, models, protocols, studies, table5, tasks, theory
+from hypermlp.cli import analysis, bench, mixers, models, studies, theory
 from hypermlp.cli.app import DEBUG, app
 from hypermlp.errors import RunError
 
-__all__ = ["analysis", "app", "bench", "gpu", "main", "mixers", "models", "protocols", "studies", "table5", "tasks", "theory"]
+__all__ = ["analysis", "app", "bench", "main", "mixers", "models", "studies", "theory"]
 
 
 def main() -> None:

@@ -2,62 +2,77 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hypermlp.cli.app import app
-from hypermlp.report.terminal import new_console, status
+from hypermlp.cli.app import app, shows_tables
+from hypermlp.cli.console import open_console
+from hypermlp.cli.options import Force, closed
+
+WINDOWS = 16  # of held-out text, as long as the model's context
 
 
 @app.command()
+@shows_tables
 def explore(
-    text: Annotated[str | None, typer.Argument(help="Text to read with the model, up to some hundreds of words.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Argument(help="Text to read with the model, up to some hundreds of words; or a demo's folder: runs/demo."),
+    ] = None,
     model: Annotated[
         list[Path] | None,
-        typer.Option("--model", help="Folder of a saved model or of a training run; two show their difference."),
+        typer.Option(
+            "--model", help="Folder of a saved model or of a training run; two show their difference. Default: runs/tiny."
+        ),
+    ] = None,
+    over: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of one text: statistics of all heads over held-out text: stdlib, a path, a prepared corpus.",
+            autocompletion=closed("stdlib"),
+        ),
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="Instead of a model: selective-copying or noisy-recall, with the demo's models, trained if missing."),
+        typer.Option(
+            help="With the folder of a demo: selective-copying (the default) or noisy-recall.",
+            autocompletion=closed("selective-copying", "noisy-recall"),
+        ),
     ] = None,
-    mixer: Annotated[list[str] | None, typer.Option("--mixer", help="With --task: which; two show their difference.")] = None,
-    example: Annotated[int, typer.Option(min=0, help="With --task: which of the test examples is read.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="With --task: train for fewer steps, to see it work.")] = False,
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("explore.html"),
+    mixer: Annotated[
+        list[str] | None, typer.Option("--mixer", help="With it: which; by default HyperGLU and softmax attention.")
+    ] = None,
+    example: Annotated[int, typer.Option(min=0, help="With it: which of the test examples is read.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write; with --over a folder. Default: explore.html, runs/analysis.")
+    ] = None,
+    force: Force = False,
 ) -> None:
     """See what every head of a model reads at every token: one page to open in a browser, with nothing to install or load.
 
     Choose a token, a layer and a head. The page shows the pool of slots, which of them are active, what each adds to the
-    output, and what would be active without mixing.
+    output, and what would be active without mixing. With --over: active slots and weights by lag, what mixing switches, how
+    noise fares.
     """
-    from hypermlp.report.explore import show_explore
-    from hypermlp.studies.kept import is_kept, keep_model
-
-    console, folders = new_console(), model or [Path("runs/tiny")]
-    if task is not None:
-        if model or text:
-            raise ValueError("--task brings its own models and examples: leave out the text and --model")
-        names = {name: f"{task}-{name.replace('!', '')}{'-quick' if quick else ''}" for name in mixer or ["G-cg-q-12o"]}
-        folders = [Path("runs/explore") / folder for folder in names.values()]
-        for name, folder in zip(names, folders, strict=True):
-            if not is_kept(folder):
-                with status(console, f"training {name} on {task}, as the demo does: half a minute on a free core"):
-                    keep_model(folder, task, name, quick=quick)
-    show_explore(console, text, folders, out, example=example)
-
-
-@app.command()
-def analyse(
-    model: Annotated[Path, typer.Option("--model", help="Folder of a saved model or of a training run.")] = Path("runs/tiny"),
-    corpus: Annotated[str, typer.Option(help="Text to read: stdlib, a path, a prepared corpus.")] = "stdlib",
-    windows: Annotated[int, typer.Option(min=1, help="How many windows of held-out text.")] = 16,
-    context: Annotated[int | None, typer.Option(min=2, help="Tokens of a window. Default: the model's context.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random tokens that serve as noise.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the page and the numbers.")] = Path("runs/analysis"),
-) -> None:
-    """What the heads of a model do over a text: active slots and weights by lag, what mixing switches, how noise fares."""
     from hypermlp.report.analyse import show_analyse
+    from hypermlp.report.explore import show_explore
+    from hypermlp.studies.demo import READERS, TASKS
+    from hypermlp.studies.task_models import find_task_models
 
-    show_analyse(new_console(), model, corpus, out=out, windows=windows, context=context, seed=seed)
+    console, folders = open_console(), model or [Path("runs/tiny")]
+    demo = text is not None and os.path.isfile(os.path.join(text, "runs.jsonl"))  # false for a text, however long
+    if over is not None:
+        if text or task or mixer or len(folders) > 1:
+            raise ValueError(
+                "--over reads its own text with one model: leave out the text, --task, --mixer and a second --model"
+            )
+        show_analyse(console, folders[0], over, out=out or Path("runs/analysis"), windows=WINDOWS, force=force)
+        return
+    if demo or task is not None or mixer:
+        if model or (text is not None and not demo):
+            raise ValueError("a demo brings its own models and examples: give its folder, and neither a text nor --model")
+        folders = find_task_models(Path(text or "runs/demo"), task or TASKS[0], mixer or READERS)
+    show_explore(console, text, folders, out or Path("explore.html"), example=example, force=force)

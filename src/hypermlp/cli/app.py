@@ -1,21 +1,97 @@
-"""The application that every group of commands registers with."""
+"""The application that every command registers with, and what all commands have in common."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+
+from hypermlp.cli.console import tables_as_json
 
 DEBUG = "HYPERMLP_DEBUG"
+# The paper's names, for the command that they stand for.
+ALIASES = {"table1": ("study", "run", "table1"), "table5": ("bench", "model")}
 
-app = typer.Typer(
+
+# In the order in which one needs them.
+ORDER = ("demo", "study", "train", "generate", "eval", "explore", "export", "data", "mixers", "theory", "bench", "gpu", "info")
+
+
+class Plain:
+    """Help that shows no type beside a flag, which takes no value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        found = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in found:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return found
+
+
+class Command(Plain, TyperCommand):
+    pass
+
+
+class Group(Plain, TyperGroup):
+    pass
+
+
+class App(typer.Typer):
+    def command(self, name: str | None = None, **options: Any) -> Callable[..., Any]:
+        return super().command(name, **{"cls": Command, **options})
+
+
+class Commands(Group):
+    """Lists commands in the order of use, and knows the paper's names too."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, [*ALIASES.get(args[0], args[:1]), *args[1:]])
+
+
+app = App(
+    cls=Commands,
     help="HyperMLP and HyperGLU: attention read as a two-layer MLP whose hidden layer is the context.\n\n"
     "Start with [bold]hypermlp demo[/bold]: a few minutes on two cores.",
+    epilog="[bold]hypermlp table1[/bold] is short for study run table1, [bold]hypermlp table5[/bold] for bench model: "
+    "the paper's tables.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+
+def commands(name: str, about: str) -> typer.Typer:
+    """A group of commands."""
+    group = App(cls=Group, help=about, no_args_is_help=True)
+    app.add_typer(group, name=name)
+    return group
+
+
+def shows_tables(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that prints tables the option --json."""
+    option = Annotated[bool, typer.Option("--json", help="Print the tables as JSON on stdout, all else on stderr.")]
+
+    @functools.wraps(command)
+    def run(*arguments: Any, as_json: bool = False, **options: Any) -> None:
+        if not as_json:
+            command(*arguments, **options)
+            return
+        with tables_as_json():
+            command(*arguments, **options)
+
+    own = inspect.signature(command, eval_str=True)
+    asked = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
+    run.__signature__ = own.replace(parameters=[*own.parameters.values(), asked])  # type: ignore[attr-defined]
+    run.__annotations__ = {**command.__annotations__, "as_json": option}
+    return run
 
 
 def show_version(asked: bool) -> None:

@@ -1,4 +1,4 @@
-"""Benchmarks."""
+"""Benchmarks, on this machine and on one with a GPU."""
 
 from __future__ import annotations
 
@@ -7,186 +7,111 @@ from typing import Annotated
 
 import typer
 
-from hypermlp.cli.app import app
-from hypermlp.cli.options import whole_numbers
-from hypermlp.report.terminal import new_console
-
-bench = typer.Typer(help="Measure speed and memory against softmax attention, on this machine.", no_args_is_help=True)
-app.add_typer(bench, name="bench")
+from hypermlp.cli.app import app, commands, shows_tables
+from hypermlp.cli.console import open_console
+from hypermlp.cli.options import Changes, complete
+from hypermlp.report.terminal import Column, say, show_table, status
 
 
-@bench.command("layer")
-def bench_layer(
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="B,T,d; may be given several times. Default: 8,1024,768 2,2048,768 1,4096,768 1,8192,768 128,128,128; "
-            "with --mixers 4,512,256 4,1024,256 4,2048,256."
-        ),
-    ] = None,
-    mixers: Annotated[
+def benchmark_names() -> list[str]:
+    from hypermlp.bench.registry import BENCHMARKS
+
+    return list(BENCHMARKS)
+
+
+@app.command("bench")
+@shows_tables
+def bench(
+    name: Annotated[
         str | None,
-        typer.Option(
-            help="Instead: names, labels, groups (core, labels, rivals, variants, all), mixers of your own (FILE.py:CLASS), "
-            "with commas between them, at equal parameters."
+        typer.Argument(
+            help="layer, mixers, model, decode, latency, profile, kernels. Without one: the list.",
+            autocompletion=complete(benchmark_names),
         ),
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="A contestant's name, such as 'hyperglu native'; may be given several times.")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which the contestants take turns.")] = 5,
-    threads: Annotated[str, typer.Option(help="Numbers of threads to measure, such as 2,1. One thread is CPU time.")] = "2,1",
-    match: Annotated[
-        bool, typer.Option("--match", help="Choose qk_rank so that parameter counts agree with softmax attention's.")
-    ] = False,
-    against: Annotated[
-        Path | None, typer.Option(help="The authors' hyperglu.py, to be timed too (the file is executed).")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="Of weights and inputs: float32 or bfloat16.")] = "float32",
-    memory: Annotated[bool, typer.Option(help="Measure peak memory, each in a fresh process.")] = True,
-    out: Annotated[Path, typer.Option(help="Folder for numbers and picture.")] = Path("runs/bench"),
+    changes: Changes = None,
+    out: Annotated[Path, typer.Option(help="Folder for numbers and pictures.")] = Path("runs/bench"),
 ) -> None:
-    """Whole layers, forward and training step: time, memory, operations. About half an hour for the default shapes."""
-    from hypermlp.bench.contestants import CONTESTANTS, TOLERANCE
-    from hypermlp.bench.layer import DEFAULT_SHAPES, MIXER_SHAPES, Shape
+    """Measure speed and memory against softmax attention, on this machine.
+
+    Fields: of layer shape=8x1024x768,2x2048x768 rounds=5 threads=2,1 match=true memory=false dtype=bfloat16; of mixers also
+    mixers=rivals; of model scale=paper part=model mixers=hyperglu,gla batch=1; `hypermlp bench` lists them all.
+    """
+    from hypermlp.bench.registry import BENCHMARKS, read_fields
     from hypermlp.checks import choose_from
     from hypermlp.cli import measure
-    from hypermlp.studies.table1 import contestants
 
-    check_contestants(only, against)
-    choose_from("--dtype", dtype, tuple(TOLERANCE))
-    shapes = [Shape.parse(text) for text in shape or []]
-    counts = whole_numbers("--threads", threads)
-    if mixers is not None:
-        if only or against:
-            raise ValueError("--mixers are measured instead of the contestants; leave out --only and --against")
-        measure.run_mixers(
-            new_console(),
-            out,
-            shapes or list(MIXER_SHAPES),
-            contestants(mixers),
-            dtype=dtype,
-            rounds=rounds,
-            thread_counts=counts,
-            with_memory=memory,
-        )
+    console = open_console()
+    if name is None:
+        list_benchmarks()
         return
-    measure.run_layer(
-        new_console(),
-        out,
-        shapes or list(DEFAULT_SHAPES),
-        names=only or list(CONTESTANTS),
-        rounds=rounds,
-        thread_counts=counts,
-        match=match,
-        against=str(against) if against else None,
-        dtype=dtype,
-        with_memory=memory,
-    )
+    choose_from("benchmark", name, tuple(BENCHMARKS))
+    benchmark = BENCHMARKS[name]
+    fields = read_fields(name, benchmark, changes or ())
+    with status(console, "starting") as tell:
+        paths = benchmark.run(fields, out, tell)
+    measure.show(console, name, paths)
 
 
-@bench.command("model")
-def bench_model(
-    mad: Annotated[str, typer.Option(help="B,T,d of the MAD model, of two layers.")] = "128,128,128",
-    language: Annotated[str, typer.Option(help="B,T,d of the language model.")] = "1,1024,512",
-    depth: Annotated[int, typer.Option(min=1, help="Layers of the language model.")] = 8,
-    vocabulary: Annotated[int, typer.Option(min=2, help="Of the language model.")] = 32000,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which the models take turns.")] = 5,
-    threads: Annotated[str, typer.Option(help="Numbers of threads to measure, such as 2,1. One thread is CPU time.")] = "2,1",
-    out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/bench"),
-) -> None:
-    """Training steps of whole models, HyperGLU's against softmax attention's of equal size. About three minutes."""
-    from hypermlp.bench import model
-    from hypermlp.bench.layer import Shape
+def list_benchmarks() -> None:
+    import dataclasses
+
+    from hypermlp.bench.registry import BENCHMARKS
+
+    console = open_console()
+    heads = [Column("benchmark"), *(Column(title, left=True, wraps=True) for title in ("measures", "takes", "fields"))]
+    rows = [
+        [name, one.about, one.takes, ", ".join(field.name for field in dataclasses.fields(one.fields))]
+        for name, one in BENCHMARKS.items()
+    ]
+    show_table(console, "", heads, rows)
+    say(console, "For example: hypermlp bench layer shape=2x512x256 threads=1 rounds=3")
+
+
+gpu = commands("gpu", "On a machine with a GPU: check the kernels, measure them, choose their tile sizes.")
+Folder = Annotated[Path, typer.Option(help="Folder for the numbers.")]
+
+
+@gpu.command("check")
+@shows_tables
+def gpu_check() -> None:
+    """Compare the kernels with the reference in float64: values and every gradient. Run this first on a GPU."""
+    from hypermlp.bench import gpu, parity
+    from hypermlp.cli.measure import show_rows
+
+    gpu.need_gpu("gpu check")
+    console = open_console()
+    with status(console, "starting") as tell:
+        rows = parity.run("triton", "cuda", tell=tell)
+    show_rows(console, list(rows))
+
+
+@gpu.command("bench")
+@shows_tables
+def gpu_bench(changes: Changes = None, out: Folder = Path("results/bench")) -> None:
+    """Check, then time layers, GPT-2 small and decoding beside SDPA. Fields: rounds=20, against=the authors' hyperglu.py."""
+    from hypermlp.bench.registry import ON_GPU, read_fields
     from hypermlp.cli import measure
 
-    kinds = [model.mad(Shape.parse(mad)), model.language(Shape.parse(language), depth, vocabulary)]
-    measure.run_model(new_console(), out, kinds, rounds=rounds, thread_counts=whole_numbers("--threads", threads))
+    fields, console = read_fields("gpu", ON_GPU, changes or ()), open_console()
+    with status(console, "starting") as tell:
+        paths = ON_GPU.run(fields, out, tell)
+    measure.show(console, "gpu", paths)
 
 
-@bench.command("profile")
-def bench_profile(
-    shape: Annotated[
-        list[str] | None, typer.Option(help="B,T,d; may be given several times. Default: 8,1024,768 128,128,128.")
-    ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="A contestant's name; may be given several times.")] = None,
-    against: Annotated[
-        Path | None, typer.Option(help="The authors' hyperglu.py, to be profiled too (the file is executed).")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/bench"),
-) -> None:
-    """Where a training step's time goes: mixing, projections, convolutions and gates, the rest."""
-    from hypermlp.bench.contestants import BASELINE
-    from hypermlp.bench.layer import Shape
-    from hypermlp.cli import measure
+@gpu.command("tune")
+def gpu_tune() -> None:
+    """Try tile sizes of the kernels and keep the fastest for this architecture in the cache folder. Minutes."""
+    from hypermlp.bench import gpu
+    from hypermlp.files import write_json
+    from hypermlp.ops.triton.device import gpu_limits
+    from hypermlp.ops.triton.tiles import tuned_path
+    from hypermlp.provenance import provenance
 
-    check_contestants(only, against)
-    names = only or ["hyperglu native", BASELINE, *(["authors"] if against else [])]
-    shapes = [Shape.parse(text) for text in shape or ("8,1024,768", "128,128,128")]
-    measure.run_profile(new_console(), out, shapes, names, against=str(against) if against else None)
-
-
-@bench.command("decode")
-def bench_decode(
-    context: Annotated[
-        str, typer.Option(help="Lengths of the context, each with a block_size to match.")
-    ] = "256,1024,4096,16384",
-    batch: Annotated[str, typer.Option(help="Sequences decoded at once.")] = "1,8",
-    width: Annotated[int, typer.Option(min=16, help="Width of the layer.")] = 768,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which the contestants take turns.")] = 15,
-    out: Annotated[Path, typer.Option(help="Folder for numbers and picture.")] = Path("runs/bench"),
-) -> None:
-    """One token after another: milliseconds per token and bytes of cache; and what a cache adds to the prefill."""
-    from hypermlp.cli import measure
-
-    lengths, batches = whole_numbers("--context", context), whole_numbers("--batch", batch)
-    measure.run_decode(new_console(), out, lengths, batches, width=width, rounds=rounds)
-
-
-@bench.command("latency")
-def bench_latency(
-    context: Annotated[str, typer.Option(help="Lengths of the window, which is full.")] = "256,1024,4096,16384",
-    batch: Annotated[str, typer.Option(help="Streams decoded at once.")] = "1,8",
-    weights: Annotated[
-        str, typer.Option(help="float32, bfloat16, int8 (linear layers, the rest in bfloat16).")
-    ] = "float32,bfloat16,int8",
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="hyperglu, 'softmax 12 heads' (in a ring), mamba, gated_deltanet; may be given several times."),
-    ] = None,
-    model: Annotated[
-        bool, typer.Option("--model", help="Instead: a language model of 1.1 M parameters, in one call and by its modules.")
-    ] = False,
-    width: Annotated[int, typer.Option(min=12, help="Width of the layers.")] = 768,
-    steps: Annotated[int, typer.Option(min=1, help="Tokens of each stream.")] = 20000,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch and of the kernels.")] = 2,
-    out: Annotated[Path, typer.Option(help="Folder for numbers and picture; the same command resumes.")] = Path("runs/bench"),
-) -> None:
-    """Every token timed alone: median, tail, deadlines, first token. Hours by default; --steps 2000 is a trial."""
-    from hypermlp.cli import measure
-
-    measure.run_latency(
-        new_console(),
-        out,
-        context=whole_numbers("--context", context),
-        batch=whole_numbers("--batch", batch),
-        weights=weights.split(","),
-        only=only or (),
-        model=model,
-        width=width,
-        steps=steps,
-        threads=threads,
-    )
-
-
-def check_contestants(only: list[str] | None, against: Path | None) -> None:
-    """Bad names fail before anything is measured."""
-    from hypermlp.bench.contestants import CONTESTANTS
-    from hypermlp.checks import choose_from
-
-    for name in only or []:
-        choose_from("--only", name, tuple(CONTESTANTS))
-    if only and "authors" in only and against is None:
-        raise ValueError("--only authors needs --against, the path of the authors' hyperglu.py")
-    if against is not None and not against.is_file():
-        raise ValueError(f"--against ({against}) must be the authors' hyperglu.py")
+    gpu.need_gpu("gpu tune")
+    console = open_console()
+    with status(console, "tuning") as tell:
+        best = gpu.tune(tell=tell)
+    path = tuned_path()
+    write_json(path, {"provenance": provenance(), "tiles": {str(gpu_limits("cuda").architecture): {"bfloat16": best}}})
+    say(console, f"Table: {path}; new processes use it")

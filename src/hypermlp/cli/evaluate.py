@@ -50,7 +50,11 @@ def run_benchmarks(
 
     model, tokenizer = open_model(folder)
     out = free_path(out)
-    result = evaluate(HyperForCausalLM.wrap(model), fast_tokenizer(tokenizer.to_dict()), tasks, **options)
+    files = [Path(task) for task in tasks if task.endswith(".yaml")]
+    if len({file.resolve().parent for file in files}) > 1:
+        raise ValueError(f"task files ({', '.join(map(str, files))}) must be in one folder")
+    names, include = [Path(task).stem if task.endswith(".yaml") else task for task in tasks], files[0].parent if files else None
+    result = evaluate(HyperForCausalLM.wrap(model), fast_tokenizer(tokenizer.to_dict()), names, include=include, **options)
     write_json(out, result)
     console.print(score_table(title or folder.name, result, console.width))
     say(console, f"Numbers: {out}")

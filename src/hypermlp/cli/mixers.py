@@ -6,12 +6,46 @@ from typing import Annotated
 
 import typer
 
-from hypermlp.cli.app import app
-from hypermlp.cli.options import Length, Width
-from hypermlp.report.terminal import new_console, say
+from hypermlp.cli.app import app, shows_tables
+from hypermlp.cli.console import open_console
+from hypermlp.cli.options import complete, mixer_names
+from hypermlp.report.terminal import Column, show_table
 
 
 @app.command()
+@shows_tables
+def mixers(
+    label: Annotated[
+        str | None,
+        typer.Argument(
+            help="A label of Table 1 (G-cg-q-12o), explained letter by letter; or 340m-15b, 1.3b-100b: models of Table 2.",
+            autocompletion=complete(mixer_names),
+        ),
+    ] = None,
+    budget: Annotated[
+        bool,
+        typer.Option("--budget", help="Where the parameters of all are, and at which sizes they equal softmax attention's."),
+    ] = False,
+    width: Annotated[int, typer.Option(min=16, help="Width of the layer.")] = 768,
+    length: Annotated[int, typer.Option(min=1, help="Longest context.")] = 1024,
+) -> None:
+    """Every mixer by its name: where it comes from, its parameters, the bytes that decoding keeps; or one label explained."""
+    from hypermlp.paper.published import SIZES
+    from hypermlp.report.budget import show_budget, show_explanation, show_mixers, show_models
+
+    console = open_console()
+    if label in SIZES:
+        show_models(console, label)
+    elif budget:
+        show_budget(console, width, length, None if label is None else [label])
+    elif label is not None:
+        show_explanation(console, label, width, length)
+    else:
+        show_mixers(console, width, length)
+
+
+@app.command()
+@shows_tables
 def info() -> None:
     """Versions, device, which implementation would be chosen, and which way calls take through a layer; with reasons."""
     import torch
@@ -22,7 +56,6 @@ def info() -> None:
     from hypermlp.ops.triton.device import would_use
     from hypermlp.provenance import machine
 
-    console = new_console()
     values = {name: "none" if value is None else str(value) for name, value in machine().items()}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     values["device"] = device
@@ -37,42 +70,5 @@ def info() -> None:
     if device != "cuda":
         values["on an NVIDIA GPU"] = would_use()
     values["compiled kernels in"] = str(cache_folder())
-    for name, value in values.items():
-        say(console, f"{name:<26} {value}")
-
-
-@app.command()
-def mixers(width: Width = 768, length: Length = 1024) -> None:
-    """Every mixer by its name: where it comes from, its parameters, and the bytes that decoding keeps."""
-    from hypermlp.report.budget import show_mixers
-
-    show_mixers(new_console(), width, length)
-
-
-@app.command()
-def explain(
-    label: Annotated[str, typer.Argument(help="A label of Table 1's grammar, such as G-cg-q-12o.")],
-    width: Width = 768,
-    length: Length = 1024,
-) -> None:
-    """What a label of Table 1 means, letter by letter, and where its parameters are."""
-    from hypermlp.report.budget import show_explanation
-
-    show_explanation(new_console(), label, width, length)
-
-
-@app.command()
-def budget(
-    width: Width = 768,
-    length: Length = 1024,
-    config: Annotated[
-        str | None, typer.Option(help="Whole models instead: what each has in 340m-15b or 1.3b-100b (Table 2).")
-    ] = None,
-) -> None:
-    """Parameters of all labels and rivals by component, and the sizes at which they equal softmax attention's."""
-    from hypermlp.report.budget import show_budget, show_models
-
-    if config is None:
-        show_budget(new_console(), width, length)
-    else:
-        show_models(new_console(), config)
+    heads = [Column("what"), Column("here", left=True, wraps=True)]
+    show_table(open_console(), "", heads, list(values.items()))

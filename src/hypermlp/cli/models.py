@@ -7,17 +7,31 @@ from typing import Annotated, Any
 
 import typer
 
-from hypermlp.cli.app import app
-from hypermlp.cli.options import OwnMixers, Workers
-from hypermlp.report.terminal import new_console, say
+from hypermlp.checks import choose_from
+from hypermlp.cli.app import app, commands, shows_tables
+from hypermlp.cli.console import open_console
+from hypermlp.cli.options import Force, Model, OwnMixers, Workers, closed, complete, config_names
+from hypermlp.report.terminal import say
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # --train.steps=100 is train.steps=100
+@shows_tables
 def train(
-    name: Annotated[str, typer.Argument(help="tiny (for two cores), nanogpt-owt2, 340m-15b, 1.3b-100b; or my.toml, my.yaml.")],
+    context: typer.Context,
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="tiny (for two cores), nanogpt-owt2, 340m-15b, 1.3b-100b; or my.toml, my.yaml.",
+            autocompletion=complete(config_names),
+        ),
+    ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Fields to change: model.mixer=softmax train.steps=100; a mixer of your own is FILE.py:CLASS."),
+        typer.Argument(
+            metavar="[FIELD=VALUE]...",
+            help="Fields to change: model.mixer=softmax train.steps=100; a mixer of your own is FILE.py:CLASS.",
+            show_default=False,
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the plan: parameters, tokens, operations, memory, time.")
@@ -28,7 +42,11 @@ def train(
         bool, typer.Option("--print-config", help="Only print the configuration as TOML, to keep in a file and change.")
     ] = False,
     logger: Annotated[
-        list[str] | None, typer.Option(help="tensorboard (the default, where it is installed), wandb; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="tensorboard (the default, where it is installed), wandb; may be repeated.",
+            autocompletion=closed("tensorboard", "wandb"),
+        ),
     ] = None,
     begin: Annotated[
         Path | None,
@@ -36,7 +54,10 @@ def train(
     ] = None,
     lag_extension: Annotated[
         str | None,
-        typer.Option(help="For a longer model.length: what new lags of HyperGLU get: hold, decay, zero (a window), fresh."),
+        typer.Option(
+            help="For a longer model.length: what new lags of HyperGLU get: hold, decay, zero (a window), fresh.",
+            autocompletion=closed("hold", "decay", "zero", "fresh"),
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME.")] = None,
 ) -> None:
@@ -45,15 +66,19 @@ def train(
     from hypermlp.runs.config_files import is_config_file, to_toml
     from hypermlp.runs.configs import configure
 
+    known = [option for parameter in context.command.params for option in parameter.opts if option.startswith("--")]
+    for text in overrides or ():
+        if text.startswith("-") and "=" not in text:
+            choose_from("option", text, known)
     folder = out or Path("runs") / (Path(name).stem if is_config_file(name) else name)
     if print_config:
         print(to_toml(configure(name, overrides or ()).to_dict()), end="")
         return
     if dry_run:
-        show_plan(new_console(), name, overrides or (), processes=processes)
+        show_plan(open_console(), name, overrides or (), processes=processes)
         return
     finished = run_training(
-        new_console(),
+        open_console(),
         name,
         overrides or (),
         out=folder,
@@ -66,9 +91,6 @@ def train(
         raise typer.Exit(130)
 
 
-Model = Annotated[Path, typer.Option("--model", help="Folder of a saved model or of a training run.")]
-
-
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
@@ -79,7 +101,11 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest that make up this share.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
     weights: Annotated[
-        str, typer.Option(help="saved; bfloat16; or int8 (linear layers, the rest in bfloat16): fewer bytes for each token.")
+        str,
+        typer.Option(
+            help="saved; bfloat16; or int8 (linear layers, the rest in bfloat16): fewer bytes for each token.",
+            autocompletion=closed("saved", "bfloat16", "int8"),
+        ),
     ] = "saved",
     own: OwnMixers = None,
 ) -> None:
@@ -89,20 +115,25 @@ def generate(
 
     adopt(own or ())
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    write(new_console(), model, prompt, count, weights=weights, **sampling)
+    write(open_console(), model, prompt, count, weights=weights, **sampling)
 
 
 @app.command("eval")
+@shows_tables
 def evaluate(
     model: Annotated[list[Path], typer.Option("--model", help="Folder of a saved model or training run; may be repeated.")],
     corpus: Annotated[str, typer.Option(help="Text for the perplexity: stdlib, a path, a prepared corpus.")] = "stdlib",
     tasks: Annotated[
         str | None,
-        typer.Option(help="Benchmarks instead: open-llm and general (Table 2), or any tasks of lm-evaluation-harness."),
+        typer.Option(
+            help="Benchmarks instead: open-llm, general (Table 2), any of lm-evaluation-harness, or your own (my/task.yaml)."
+        ),
     ] = None,
-    include: Annotated[Path | None, typer.Option(help="A folder with task files of your own.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task, for a trial.")] = None,
-    size: Annotated[str | None, typer.Option(help="Put the paper's models of this size (340M, 1.3B) beside.")] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help="Put the paper's models of this size (340M, 1.3B) beside.", autocompletion=closed("340M", "1.3B")),
+    ] = None,
     own: OwnMixers = None,
     out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/eval"),
 ) -> None:
@@ -113,13 +144,13 @@ def evaluate(
     from hypermlp.report.evals import summary_table
 
     adopt(own or ())
-    console, found = new_console(), {}
+    console, found = open_console(), {}
     for folder, name in zip(model, model_names(model), strict=True):
         if tasks is None:
             run_perplexity(console, folder, corpus, out=out / f"{name}-perplexity.json", title=name)
             continue
         numbers = out / f"{name}-tasks.json"
-        result = run_benchmarks(console, folder, tasks.split(","), out=numbers, title=name, include=include, limit=limit)
+        result = run_benchmarks(console, folder, tasks.split(","), out=numbers, title=name, limit=limit)
         found[name] = scores(result)
     if found and (len(found) > 1 or size is not None):
         console.print(summary_table(found, size, console.width))
@@ -130,17 +161,19 @@ def export(
     run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
     out: Annotated[Path, typer.Argument(help="Folder for config.json, model.safetensors and the tokenizer.")],
     own: OwnMixers = None,
+    force: Force = False,
 ) -> None:
     """Save the newest checkpoint as a model that this package and Hugging Face's Auto classes load."""
     from hypermlp.mixers.own import adopt
+    from hypermlp.models.saved import refuse_foreign_folder
     from hypermlp.train.run_folder import RunFolder
 
     adopt(own or ())
-    say(new_console(), f"{RunFolder(run).export(out)} → {out}")
+    refuse_foreign_folder(out, force=force)
+    say(open_console(), f"{RunFolder(run).export(out)} → {out}")
 
 
-data = typer.Typer(help="Text to train language models on.", no_args_is_help=True)
-app.add_typer(data, name="data")
+data = commands("data", "Text to train language models on.")
 
 
 @data.command("prepare")
@@ -160,7 +193,7 @@ def data_prepare(
     from hypermlp.studies.executors import cores
 
     run_prepare(
-        new_console(),
+        open_console(),
         source,
         out,
         tokenizer=tokenizer,

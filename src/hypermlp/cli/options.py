@@ -1,46 +1,120 @@
-"""Options that several commands share."""
+"""Options that several commands share, and what a shell completes for them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Width = Annotated[int, typer.Option(min=16, help="Width of the layer.")]
-Length = Annotated[int, typer.Option(min=1, help="Longest context.")]
-MixersOption = Annotated[
-    str,
-    typer.Option(
-        "--mixers",
-        help="Names, labels, groups (core, labels, rivals, variants, all), mixers of your own (FILE.py:CLASS), with "
-        "commas between them.",
+
+def complete(words: Callable[[], Sequence[str]]) -> Callable[[str], list[str]]:
+    """For a shell: the words that begin as what is typed, also behind a comma."""
+
+    def find(incomplete: str) -> list[str]:
+        done, comma, last = incomplete.rpartition(",")
+        return [f"{done}{comma}{word}" for word in words() if word.startswith(last)]
+
+    return find
+
+
+def closed(*words: str) -> Callable[[str], list[str]]:
+    return complete(lambda: words)
+
+
+def mixer_names() -> list[str]:
+    from hypermlp.mixers import MIXERS
+    from hypermlp.mixers.groups import GROUPS
+    from hypermlp.mixers.labels import TABLE1
+
+    return [*GROUPS, *TABLE1, *MIXERS]
+
+
+def study_names() -> list[str]:
+    from hypermlp.studies import catalogue
+
+    return catalogue.study_names()
+
+
+def task_names() -> list[str]:
+    from hypermlp.tasks import TASKS
+
+    return ["mad", "language", *TASKS]
+
+
+def config_names() -> list[str]:
+    from hypermlp.runs.configs import CONFIGS
+
+    return list(CONFIGS)
+
+
+StudyName = Annotated[
+    str, typer.Argument(help="A name that hypermlp study list shows, or FILE.toml.", autocompletion=complete(study_names))
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[FIELD=VALUE]...", help="Numbers to change, such as steps=200 width=64 lr=1e-3,3e-3.", show_default=False
     ),
 ]
+MixersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mixers",
+        help="Who takes part: names, labels, groups (core, labels, rivals, variants, all), FILE.py:CLASS, with commas "
+        "between them. Default: HyperGLU and softmax attention; of table1, core.",
+        autocompletion=complete(mixer_names),
+    ),
+]
+TasksOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tasks", help="Only these, with commas between them; of table1: mad, language.", autocompletion=complete(task_names)
+    ),
+]
+ScaleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--scale",
+        help="quick (to see it work; ranks nobody), laptop (the default), published; of mad also baseline; of table1 paper.",
+        autocompletion=closed("quick", "laptop", "baseline", "published", "paper"),
+    ),
+]
+SeedsOption = Annotated[
+    int | None, typer.Option("--seeds", min=1, help="Runs of each, with other weights and data. Default: 1; of table1 2.")
+]
+SearchOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--search/--no-search",
+        help="First choose each mixer's learning rate on validation data. Default: for tasks that list several rates.",
+    ),
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="How many work at once. Default: one per core, or per GPU.")
+]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device", help="cpu, cuda, or auto: GPUs where there are any.", autocompletion=closed("auto", "cpu", "cuda")
+    ),
+]
+ExecutorOption = Annotated[
+    str,
+    typer.Option(
+        "--executor",
+        help="local (this machine), or ray: a running Ray cluster, else one started here.",
+        autocompletion=closed("local", "ray"),
+    ),
+]
+Retry = Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file or folder that hypermlp did not write.")]
 OwnMixers = Annotated[
     list[str] | None,
     typer.Option("--own", help="A mixer of your own that the model is made of, FILE.py:CLASS; the file is executed."),
 ]
-Seeds = Annotated[int, typer.Option(min=1, help="Runs of each, with other weights and data.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Workers at once. Default: one per core, or per GPU.")]
-Device = Annotated[str, typer.Option(help="Of the workers: cpu, cuda, or auto, which takes GPUs where there are any.")]
-ExecutorName = Annotated[
-    str, typer.Option("--executor", help="local (this machine), or ray: a running Ray cluster, else one started here.")
-]
-InitName = Annotated[
-    str | None,
-    typer.Option(
-        "--init",
-        help="How convolutions and lag factors begin: paper, or decays. Default: paper at published scales, else decays.",
-    ),
-]
-Tune = Annotated[
-    bool,
-    typer.Option(
-        "--search",
-        help="First choose the learning rate of each mixer on each setting, on the validation split with seeds of its own.",
-    ),
-]
-Retry = Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")]
+Model = Annotated[Path, typer.Option("--model", help="Folder of a saved model or of a training run.")]
 
 
 def whole_numbers(name: str, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Studies of many small models: demo, MAD, Table 1, and the page that reports them."""
+"""Studies of many small models, the demo among them: which there are, run one, what it costs, the page that shows it."""
 
 from __future__ import annotations
 
@@ -7,172 +7,211 @@ from typing import Annotated
 
 import typer
 
-from hypermlp.cli.app import app
-from hypermlp.cli.options import Device, ExecutorName, InitName, MixersOption, Retry, Seeds, Tune, Workers
-from hypermlp.files import Record
-from hypermlp.report.terminal import new_console, say
+from hypermlp.cli.app import app, commands, shows_tables
+from hypermlp.cli.console import open_console
+from hypermlp.cli.options import (
+    Changes,
+    DeviceOption,
+    ExecutorOption,
+    Force,
+    MixersOption,
+    Retry,
+    ScaleOption,
+    SearchOption,
+    SeedsOption,
+    StudyName,
+    TasksOption,
+    Workers,
+)
+from hypermlp.report.terminal import say
+
+EXAMPLES = 2  # that are shown of each evaluation set
 
 
 @app.command()
+@shows_tables
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: to see it work, in a minute.")] = False,
-    seeds: Seeds = 1,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer steps, to see it work in a minute; too short to rank mixers.")
+    ] = False,
+    seeds: SeedsOption = None,
     workers: Workers = None,
-    device: Device = "auto",
-    executor: ExecutorName = "local",
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs. Default: runs/demo, or runs/demo-quick.")] = None,
+) -> None:
+    """Start here: the paper's claims in minutes. Train six small models on two tasks, and see which claims hold.
+
+    The same as hypermlp study run demo, which has more options. The command started again in its folder resumes.
+    """
+    run_named("demo", out, workers, scale="quick" if quick else None, seeds=seeds)
+
+
+study = commands("study", "Train mixers at equal parameters on tasks, and judge them. Start with: hypermlp study list")
+
+
+@study.command("list")
+@shows_tables
+def study_list() -> None:
+    """Every study by its name: what it asks, and at which scales it runs."""
+    from hypermlp.report.tasks import show_studies
+
+    show_studies(open_console())
+
+
+@study.command("show")
+def study_show(name: StudyName) -> None:
+    """Examples of a task, coloured by what the tokens are, with the answers that are scored."""
+    from hypermlp.report.examples import show
+    from hypermlp.report.tasks import show_plan
+    from hypermlp.studies.catalogue import SUFFIX, plan_study
+    from hypermlp.studies.tasks import find_tasks
+    from hypermlp.tasks import TASKS
+
+    console = open_console()
+    if name in ("demo", "table1") or name.endswith(SUFFIX):
+        show_plan(console, plan_study(name))
+        return
+    for task in find_tasks(name.split(",")):
+        show(console, TASKS[task], EXAMPLES, 0)
+
+
+@study.command("run")
+@shows_tables
+def study_run(
+    name: StudyName,
+    changes: Changes = None,
+    scale: ScaleOption = None,
+    mixers: MixersOption = None,
+    tasks: TasksOption = None,
+    seeds: SeedsOption = None,
+    search: SearchOption = None,
+    workers: Workers = None,
+    device: DeviceOption = "auto",
+    executor: ExecutorOption = "local",
     retry_failed: Retry = False,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for runs and page; a stopped demo resumes there. Default: runs/demo, runs/demo-quick."),
+        Path | None, typer.Option(help="Folder for the runs. Default: one in runs/ by the name. A stopped study resumes there.")
     ] = None,
 ) -> None:
-    """The paper's claims in minutes: train HyperGLU, HyperMLP and rivals on two MAD tasks, and see which claims hold."""
-    from hypermlp.cli import watch
-    from hypermlp.studies.demo import demo_study
-    from hypermlp.studies.executors import find_executor
+    """Run a study on all cores or GPUs, score it, judge it, and write its page. Stop and start it as you like.
 
-    folder, workforce = out or Path("runs/demo-quick" if quick else "runs/demo"), find_executor(executor, workers, device)
-    study = demo_study(quick=quick)
-    watch.leave(watch.run_demo(new_console(), folder, study, seeds=seeds, executor=workforce, retry_failed=retry_failed))
-
-
-mad = typer.Typer(help="The MAD benchmark: six small tasks that tell architectures apart.", no_args_is_help=True)
-app.add_typer(mad, name="mad")
+    NAME is the demo, table1, mad, a task, a family of tasks, several with commas between them, a task of your own
+    (FILE.py:CLASS), or a protocol: a study registered before it runs (FILE.toml).
+    Fields: steps, batch, width, depth, lr=1e-3,3e-3, init=paper or decays; of mad also epochs, examples, protocol=faithful; of
+    table1 corpus; and those of a task's setting, such as source=my.csv.
+    """
+    choice = {"scale": scale, "mixers": mixers, "tasks": tasks, "seeds": seeds, "search": search, "changes": changes or ()}
+    run_named(name, out, workers, device, executor, retry_failed, **choice)
 
 
-@mad.command("show")
-def mad_show(
-    task: Annotated[str, typer.Argument(help="Such as selective-copying; `all` shows every task.")] = "all",
-    count: Annotated[int, typer.Option(min=1, help="Examples of each.")] = 2,
-    seed: Annotated[int, typer.Option(help="Of the examples.")] = 0,
+@study.command("cost")
+@shows_tables
+def study_cost(
+    name: StudyName,
+    changes: Changes = None,
+    scale: ScaleOption = None,
+    mixers: MixersOption = None,
+    tasks: TasksOption = None,
+    seeds: SeedsOption = None,
+    search: SearchOption = None,
 ) -> None:
-    """Examples of a task, coloured by what the tokens are, with the answers that are scored."""
-    from hypermlp.checks import choose_from
-    from hypermlp.report.examples import show
-    from hypermlp.tasks.mad import MAD
+    """How long a study will take on this machine: every model is trained for a few steps. Options are those of run."""
+    from hypermlp.allocator import keep_freed_memory
+    from hypermlp.report.cost import show_costs
+    from hypermlp.studies.catalogue import Choice, plan_study
+    from hypermlp.studies.cost import measure_costs
+    from hypermlp.studies.executors import cores
 
-    choose_from("task", task, ("all", *MAD))
-    for name in MAD if task == "all" else (task,):
-        show(new_console(), MAD[name], count, seed)
+    keep_freed_memory()  # as workers do
+    plan = plan_study(name, Choice(scale=scale, mixers=mixers, tasks=tasks, seeds=seeds, search=search, changes=changes or ()))
+    costs = [cost for part in plan.studies.values() for cost in measure_costs(part, plan.mixers, plan.seeds)]
+    show_costs(open_console(), costs, cores())
 
 
-@mad.command("run")
-def mad_run(
-    mixers: MixersOption = "G-cg-q-12o,S-pc",
-    tasks: Annotated[str, typer.Option(help="Tasks with commas between them, or `all`.")] = "all",
-    protocol: Annotated[
-        str, typer.Option(help="clean, or faithful: as the published benchmark behaves, selection on the test set included.")
-    ] = "clean",
-    scale: Annotated[
-        str, typer.Option(help="full (66 settings), baseline (6), both as published; laptop; quick (minutes).")
-    ] = "quick",
-    seeds: Seeds = 1,
-    workers: Workers = None,
-    device: Device = "auto",
-    executor: ExecutorName = "local",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the scale's.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Instead of the scale's, for every task.")] = None,
-    examples: Annotated[int | None, typer.Option(min=1, help="To train on, at most.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Instead of the scale's.")] = None,
-    width: Annotated[int | None, typer.Option(min=16, help="Of the models, instead of the scale's.")] = None,
-    lr: Annotated[list[float] | None, typer.Option(help="Learning rate; may be given several times.")] = None,
-    init: InitName = None,
-    search: Tune = False,
-    retry_failed: Retry = False,
-    out: Annotated[Path, typer.Option(help="Folder for the runs; started again with it, finished runs are kept.")] = Path(
-        "runs/mad"
-    ),
+@study.command("new")
+def study_new(
+    file: Annotated[Path, typer.Argument(help="The file to write, such as mine.toml.")],
+    force: Force = False,
 ) -> None:
-    """Train models on MAD, all cores at work, and score them. Stop and start it as you like."""
-    from hypermlp.cli import watch
-    from hypermlp.studies.executors import find_executor
-    from hypermlp.studies.mad import task_study
-    from hypermlp.studies.search import choose_search
-    from hypermlp.studies.table1 import contestants
-    from hypermlp.tasks.mad import MAD
+    """Write a protocol to begin with: who takes part, how all train, what is compared and by which rule."""
+    from hypermlp.files import write_own
+    from hypermlp.studies.catalogue import SUFFIX, new_protocol
 
-    console = new_console()
-    study = task_study(
-        protocol,
-        scale,
-        list(MAD) if tasks == "all" else tasks.split(","),
-        epochs=epochs,
-        steps=steps,
-        examples=examples,
-        batch=batch,
-        width=width,
-        lr=None if search else lr,
-        init=init,
-        search=choose_search(lr) if search else None,
-    )
-    workforce = find_executor(executor, workers, device)
-    names = contestants(mixers)
-    records = watch.run_study(console, out, study, names, seeds=seeds, executor=workforce, retry_failed=retry_failed)
-    watch.leave_page(console, out)
-    watch.leave(records)
+    if file.suffix != SUFFIX:
+        raise ValueError(f"a protocol is a TOML file: {file} must end in {SUFFIX}")
+    write_own(file, new_protocol(), None, force=force)
+    console = open_console()
+    say(console, f"{file}: change it, then hypermlp study check {file}, commit it, hypermlp study run {file}")
 
 
-@app.command()
-def table1(
-    mixers: MixersOption = "core",
-    scale: Annotated[
-        str, typer.Option(help="paper (faithful protocol, 66 settings, GPUs, --corpus), laptop, or quick: to see it work.")
-    ] = "laptop",
-    half: Annotated[str, typer.Option(help="mad, language, or both.")] = "both",
-    seeds: Seeds = 2,
-    workers: Workers = None,
-    device: Device = "auto",
-    executor: ExecutorName = "local",
-    corpus: Annotated[
-        str | None, typer.Option(help="A prepared corpus for the language half. Default: Python's own source.")
-    ] = None,
-    init: InitName = None,
-    search: Tune = False,
-    retry_failed: Retry = False,
-    out: Annotated[Path, typer.Option(help="Folder for the runs; started again with it, finished runs are kept.")] = Path(
-        "runs/table1"
-    ),
+@study.command("check")
+@shows_tables
+def study_check(
+    name: Annotated[str, typer.Argument(help="FILE.toml, or a name that `study run` takes.")],
 ) -> None:
-    """The paper's Table 1: MAD and language models for labels and rivals, and the page that compares them with the paper."""
-    from hypermlp.cli import watch
-    from hypermlp.studies.executors import find_executor
-    from hypermlp.studies.search import choose_search
-    from hypermlp.studies.table1 import contestants, table1_studies
+    """Read a protocol as run does, and say what it would run. A mistake is told with its file and section."""
+    from hypermlp.report.tasks import show_plan
+    from hypermlp.studies.catalogue import plan_study
+    from hypermlp.verdicts.registration import commit_of
 
-    console, names = new_console(), contestants(mixers)
-    tuning = choose_search() if search else None
-    studies = table1_studies(scale, half, corpus=corpus, device=device, init=init, search=tuning)
-    workforce = find_executor(executor, workers, device)
-    records: list[Record] = []
-    for folder, study in studies.items():
-        part = out / folder
-        records += watch.run_study(console, part, study, names, seeds=seeds, executor=workforce, retry_failed=retry_failed)
-    watch.leave_page(console, out)
-    watch.leave(records)
+    console, plan = open_console(), plan_study(name)
+    for part in plan.studies.values():
+        part.check(plan.mixers, plan.seeds)
+    show_plan(console, plan)
+    if plan.file is not None:
+        commit, date = commit_of(plan.file)
+        say(
+            console,
+            f"Committed as it is: {commit[:12]}, {date}" if commit else "Not committed as it is: commit it before you run it.",
+        )
 
 
-@app.command()
-def report(
+@study.command("report")
+@shows_tables
+def study_report(
     folder: Annotated[Path, typer.Argument(help="A folder with runs, such as results/table1.")],
-    out: Annotated[Path | None, typer.Option(help="Where the page goes. Default: report.html in the folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The page to write. Default: report.html in the folder.")] = None,
+    force: Force = False,
 ) -> None:
-    """One page from finished runs: the table beside the paper's, curves, claims with verdicts, budgets, provenance."""
+    """One page from finished runs: tables beside the paper's, curves, claims with verdicts, budgets, provenance."""
     from hypermlp.cli.watch import show_verdicts
+    from hypermlp.files import refuse_foreign
     from hypermlp.report.page import write_report
     from hypermlp.report.table1 import show_table1
     from hypermlp.report.table5 import write_page
     from hypermlp.report.tasks import task_table
     from hypermlp.verdicts.judged import judge_folder
 
-    console = new_console()
-    if page := write_page(folder, out):
+    console = open_console()
+    refuse_foreign(out or folder / "report.html", force=force)
+    if page := write_page(folder, out, force=force):
         say(console, f"Report: {page}")
         return
     studies = judge_folder(folder)
-    for study in (judged.results for judged in studies):
-        if "tasks" in study.plans:
-            console.print(task_table(study.mad, study.mixers, study.all_settings, console.width))
+    for found in (judged.results for judged in studies):
+        if "tasks" in found.plans:
+            console.print(task_table(found.mad, found.mixers, found.all_settings, console.width))
         else:
-            show_table1(console, study)
+            show_table1(console, found)
     show_verdicts(console, studies)
     say(console, f"Report: {write_report(folder, out, studies)}")
+
+
+def run_named(
+    name: str,
+    out: Path | None,
+    workers: int | None,
+    device: str = "auto",
+    executor: str = "local",
+    retry_failed: bool = False,
+    **choice: object,
+) -> None:
+    """The one way in which studies start."""
+    from hypermlp.cli import watch
+    from hypermlp.files import refuse_foreign
+    from hypermlp.studies.catalogue import Choice, plan_study
+    from hypermlp.studies.executors import find_executor
+
+    plan = plan_study(name, Choice(device=device, **choice))  # type: ignore[arg-type]
+    workforce = find_executor(executor, workers, device)
+    refuse_foreign((out or plan.folder) / "report.html")
+    watch.leave(watch.run_plan(open_console(), plan, out, executor=workforce, retry_failed=retry_failed))

@@ -7,25 +7,32 @@ from typing import Annotated
 
 import typer
 
-from hypermlp.cli.app import app
-from hypermlp.report.terminal import new_console
+from hypermlp.cli.app import app, shows_tables
+from hypermlp.cli.console import open_console
+from hypermlp.cli.options import Force
 
 
 @app.command()
+@shows_tables
 def theory(
     only: Annotated[
         list[str] | None,
-        typer.Option(help="A statement (2.3), an appendix (C) or examples (example), also several with commas between them."),
+        typer.Argument(
+            metavar="[STATEMENT]...",
+            help="Only these: a statement (2.3), an appendix (C), examples (example); also with commas between them.",
+            show_default=False,
+        ),
     ] = None,
-    page: Annotated[bool, typer.Option("--page", help="Also write a page: a map, every sentence, the pictures.")] = False,
     show: Annotated[
         bool, typer.Option("--list", help="Only list the statements, or with --faults the faults, as a Markdown table.")
     ] = False,
     faults: Annotated[
-        bool,
-        typer.Option("--faults", help="Also seed faults in the operator, and tell which statements notice them."),
+        bool, typer.Option("--faults", help="Also seed faults in the operator, and tell which statements notice them.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="The page to write; needs --page.")] = Path("theory.html"),
+    out: Annotated[
+        Path | None, typer.Option(help="Also write a page there: a map, every sentence, the pictures. Such as theory.html.")
+    ] = None,
+    force: Force = False,
 ) -> None:
     """Check the paper's statements on random instances, and again with their assumptions broken.
 
@@ -43,5 +50,5 @@ def theory(
         entries = select(wanted)
         print(faults_markdown({e.number: names for e, names in noticed(entries)}) if faults else markdown(entries), end="")
         return
-    if not show_theory(new_console(), wanted, out if page else None, faults=faults):
+    if not show_theory(open_console(), wanted, out, faults=faults, force=force):
         raise typer.Exit(1)

@@ -18,7 +18,7 @@ from hypermlp.report.progress import Scores, Screen, accuracies, describe, losse
 from hypermlp.report.tasks import task_table
 from hypermlp.report.terminal import say
 from hypermlp.report.words import sentence
-from hypermlp.studies.demo import MIXERS, DemoStudy
+from hypermlp.studies.catalogue import Plan
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import read_lines
 from hypermlp.studies.mad import TaskStudy
@@ -26,6 +26,7 @@ from hypermlp.studies.search import PHASE
 from hypermlp.studies.study import Study
 from hypermlp.studies.tasks import ScaledStudy
 from hypermlp.verdicts.judged import Judged, judge_folder
+from hypermlp.verdicts.registration import MARK, deviations, enter, registered_version
 
 
 def run_study(
@@ -55,19 +56,76 @@ def scores_so_far(study: Study, mixers: Sequence[str], records: Sequence[Record]
     return accuracies(records, mixers, settings, f"MAD, {study.protocol} protocol: accuracy, %", width)
 
 
-def run_demo(console: Console, out: Path, study: DemoStudy, **options: Any) -> list[Record]:
-    """Run the demo in `out`, or what is missing of it; then say which claims it supports, and leave report.html.
-
-    options: those of run_study.
-    """
-    before = {record["key"] for record in read_lines(out / "runs.jsonl")[0]}
-    records = run_study(console, out, study, MIXERS, **options)
-    if {record["key"] for record in records} <= before:
-        say(console, f"All runs were finished before and are in {out}; another --out trains them again.")
-    if options.get("seeds", 1) == 1:
-        say(console, "One seed cannot tell an effect from chance; the same command with --seeds 4 runs the other seeds.\n")
-    leave_page(console, out)
+def run_plan(
+    console: Console, plan: Plan, out: Path | None = None, *, executor: Executor | None = None, retry_failed: bool = False
+) -> list[Record]:
+    """Run all studies of a plan, or what is missing of them; then say what they show, and leave report.html."""
+    folder = out or plan.folder
+    marks = enter_protocol(console, plan, folder)
+    begin_quick(console, plan)
+    before = finished(folder)
+    records: list[Record] = []
+    for part, study in plan.studies.items():
+        if part:
+            say(console, f"{part}{f', {plan.scale} scale' if plan.scale else ''}:")
+        records += run_study(
+            console,
+            folder / part,
+            study,
+            plan.mixers,
+            seeds=plan.seeds,
+            executor=executor,
+            retry_failed=retry_failed,
+            marks=marks,
+        )
+    if finished(folder) == before:
+        say(console, f"All runs were finished before and are in {folder}; another --out trains them again.")
+    show_budgets(console, records)
+    if plan.quick:
+        say(console, f"Report: {write_report(folder)}")
+        end_quick(console, plan)
+    else:
+        leave_page(console, folder)
+        if plan.seeds == 1:
+            say(console, "One seed cannot tell an effect from chance; the same command with --seeds 4 runs the other seeds.")
     return records
+
+
+def finished(folder: Path) -> set[str]:
+    return {record["key"] for path in folder.rglob("runs.jsonl") for record in read_lines(path)[0]}
+
+
+def enter_protocol(console: Console, plan: Plan, folder: Path) -> dict[str, Any]:
+    """Note a registered study's protocol in its folder, and say where it deviates; what its records are to say besides."""
+    if plan.protocol is None or plan.file is None:
+        return {}
+    versions = enter(folder, plan.file, plan.protocol)
+    if registered_version(versions) is None:
+        say(console, f"{plan.file.name} is not committed as it is, so these runs will not count as registered.", "red")
+    for changed, lines in deviations(versions):
+        say(console, f"Changed on {changed.date}, after {changed.records} runs: {'; '.join(lines)}", "red")
+    return {MARK: plan.protocol.digest}
+
+
+def begin_quick(console: Console, plan: Plan) -> None:
+    if plan.quick:
+        say(console, "The quick scale shows that all works. It is too short to rank mixers.")
+
+
+def end_quick(console: Console, plan: Plan) -> None:
+    """A quick run ranks nobody: it says what would."""
+    instead = "hypermlp demo" if plan.name == "demo" else f"hypermlp study run {plan.name} --scale laptop"
+    say(console, f"These scores do not rank the mixers: they were trained too shortly. For that: {instead} --seeds 4")
+
+
+def show_budgets(console: Console, records: Sequence[Record]) -> None:
+    """Name the mixers that do not have as many parameters as the others."""
+    notes: dict[str, dict[str, None]] = {}
+    for record in records:
+        if note := record.get("budget"):
+            notes.setdefault(note, {})[record["mixer"]] = None
+    for note, mixers in notes.items():
+        say(console, f"Not at the common number of parameters: {', '.join(mixers)}: {note}", "yellow")
 
 
 def show_verdicts(console: Console, studies: Sequence[Judged]) -> None:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hypermlp.checks import same_settings
 from hypermlp.data.corpus import INDEX, SPLITS, Corpus, SplitName, edge_checksum, open_corpus, read_index
 from hypermlp.data.text import Part, Source, read
 from hypermlp.data.tokenizers import Tokenizer, tokenizer_from_dict
@@ -127,13 +128,7 @@ def start(out: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> bool:
     complete, begun = (out / INDEX).is_file(), any((out / UNFINISHED).glob("[0-9]*.json"))
     if complete or begun:
         old = read_index(out)["plan"] if complete else json.loads((out / UNFINISHED / PLAN).read_text())
-        changed = [name for name, value in plan.items() if old[name] != value]
-        if changed:
-            state = "holds a corpus that was" if complete else "was begun to be"
-            raise ValueError(
-                f"{out} {state} prepared from other settings (another {', '.join(changed)}); "
-                "choose another folder, or remove this one"
-            )
+        same_settings(out, old, plan)
     if not complete:
         if not begun:
             delete(out / UNFINISHED)

@@ -17,6 +17,7 @@ last twentieth; of rows those whose content hashes low, so that a document and i
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -67,6 +68,7 @@ class Source:
     version: str  # changes with the files
     field: str
     validation: float
+    skipped: tuple[str, ...] = ()  # files of the folder that are no text as we read it
 
     @property
     def size(self) -> int:
@@ -106,10 +108,13 @@ def find_source(source: str | Path = "stdlib", *, field: str = "text", validatio
         return hub(str(source), field, validation)
     root = Path(source)
     if root.is_dir():
-        names = sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if ending(p) in KINDS and p.is_file())
+        found = sorted(p for p in root.rglob("*") if p.is_file())
+        names, others = (
+            [p.relative_to(root).as_posix() for p in found if (ending(p) in KINDS) is ours] for ours in (True, False)
+        )
         if not names:
             raise ValueError(f"the folder {root} holds no file that ends in {', '.join(KINDS)}")
-        return files(root.resolve().name, root, names, field, validation)
+        return dataclasses.replace(files(root.resolve().name, root, names, field, validation), skipped=tuple(others))
     if not root.is_file():
         raise ValueError(
             f"no corpus at {root}; give a file, a folder, 'stdlib', 'debian:NAME' for a Debian package, "

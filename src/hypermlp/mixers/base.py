@@ -16,6 +16,7 @@ A mixer that remembers its past token by token has slots; one that condenses it 
 
 from __future__ import annotations
 
+import copy
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -28,12 +29,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.cache import Cache, CacheSpec
+from hypermlp.checks import divisible
+from hypermlp.collectives import Rows
 from hypermlp.mixers.weights import Weights
 from hypermlp.ops.observer import is_traced, transform
 from hypermlp.ops.types import row_tables
 
 Bounds = Tensor | Sequence[int] | None  # of documents packed into a row
 COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # types of numbers, not of codes
+
+
+class Cut(NamedTuple):
+    """How the heads of a layer divide a parameter: dimension `dim` holds `blocks` rows of heads, one after the other."""
+
+    dim: int = 0
+    blocks: int = 1
 
 
 class Mixer(nn.Module, ABC):
@@ -44,6 +54,7 @@ class Mixer(nn.Module, ABC):
     splits_by_head: ClassVar[bool] = False  # whether projections may be split over processes, a head to each
     split_plan: ClassVar[Mapping[str, str]] = {}  # module → "colwise" or "rowwise", for transformers' tensor parallelism
     gives_weights: bool = False  # whether `mix` knows tokens.weights
+    counted_by_head: ClassVar[tuple[str, ...]] = ("n_head",)  # attributes that fewer heads make smaller
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         mixer = super().__new__(cls)
@@ -66,6 +77,36 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def cache_spec(self) -> CacheSpec:
         """What new_cache allocates."""
+
+    def cuts(self) -> dict[str, Cut]:
+        """Which parameters belong to single heads, and how; all others are shared by the heads. For tensor parallelism."""
+        raise ValueError(
+            f"{type(self).__name__} has no heads that could be computed apart: make tp=1 and divide its parameters and the "
+            "batch instead (dp, or fully_shard)"
+        )
+
+    def part(self, count: int) -> Self:
+        """A layer like this one with 1 / count of the heads, without values (on the meta device)."""
+        cuts = self.cuts()
+        heads: int = self.n_head  # type: ignore[assignment]
+        divisible("n_head", heads, count, f"the {count} processes that share its heads (tp)")
+        part = copy.deepcopy(self).to("meta")
+        for name in self.counted_by_head:
+            setattr(part, name, getattr(part, name) // count)
+        for place, module in part.named_modules():
+            for name, p in module._parameters.items():
+                cut = cuts.get(f"{place}.{name}".removeprefix("."))
+                if p is not None and cut is not None:
+                    shape = [size // count if dim == cut.dim else size for dim, size in enumerate(p.shape)]
+                    module._parameters[name] = nn.Parameter(p.new_empty(shape))
+        return part
+
+    def mix_rows(self, x: Tensor, rows: Rows) -> Tensor:
+        """y (B T C) where x (B T C) are this process's rows of longer sequences. For context parallelism."""
+        raise ValueError(
+            f"{type(self).__name__} cannot share a sequence between processes: make cp=1 and divide the batch instead (dp). "
+            "HyperGLU, HyperMLP and softmax attention can"
+        )
 
     def forward(
         self,
@@ -90,12 +131,12 @@ class Mixer(nn.Module, ABC):
                 computed from them, see mixers/weights.py.
             options: of the mixer's own `mix`; HyperGLU's are impl and chunk_T.
         """
+        tokens = self.prepare(x, attention_mask, cu_seqlens, cache)._replace(weights=weights)
         if weights is not None and not self.gives_weights:
             raise ValueError(
                 f"{type(self).__name__} has no weights of single tokens to give: leave weights unset, or use softmax "
                 "attention, HyperGLU or HyperMLP"
             )
-        tokens = self.prepare(x, attention_mask, cu_seqlens, cache)._replace(weights=weights)
         try:
             return tokens.restore(with_cache(self, partial(self.mix, tokens, **options), cache, tokens.x))
         except (RuntimeError, ValueError) as error:
@@ -171,7 +212,7 @@ def find_change(mixer: Mixer, x: Tensor) -> str | None:
 def copy_parameters(source: nn.Module, into: nn.Module) -> None:
     """Copy parameters by name, also into those that are divided between processes."""
     for name, p in into.named_parameters():
-        value = source.get_parameter(name).detach().to(p.device, p.dtype)
+        value = source.get_parameter(name).detach().to(p.device, p.dtype).view(p.shape)
         if hasattr(p, "placements"):
             from torch.distributed.tensor import distribute_tensor
 

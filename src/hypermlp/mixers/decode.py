@@ -57,7 +57,7 @@ class Prepared:
     """What decoding a layer needs, laid out; or why it cannot be."""
 
     def __init__(self, layer: HyperGLU) -> None:
-        self.config, self.why = layer.config, own_option(layer)
+        self.why = own_option(layer)
         self.call: LayerCall | None = None
         hooked = None if self.why else find_hooked(layer, DECODED)
         if hooked is not None:
@@ -73,9 +73,9 @@ class Prepared:
             except ValueError as error:
                 self.why = f"parameters of other shapes than the layer was made with ({error})"
 
-    def holds(self, layer: HyperGLU) -> bool:
+    def holds(self) -> bool:
         """Whether it still is what would be laid out now."""
-        return self.call is not None and self.config is layer.config and self.watch.unchanged()
+        return self.call is not None and self.watch.unchanged()
 
 
 _prepared = OfThread()
@@ -84,7 +84,7 @@ _prepared = OfThread()
 def prepared(layer: HyperGLU) -> Prepared:
     """What was laid out for the layer before, if that still holds."""
     found: Prepared | None = _prepared.found.get(layer)
-    if found is None or not found.holds(layer):
+    if found is None or not found.holds():
         found = _prepared.found[layer] = Prepared(layer)
     return found
 

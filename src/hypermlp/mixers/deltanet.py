@@ -11,8 +11,8 @@ from torch import nn
 
 from hypermlp.checks import divisible
 from hypermlp.config import TAPS
-from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import RMSNorm, ShortConv, head_width, heads, init_linears, unit, whole, write_strength
+from hypermlp.mixers.base import Cut, Tokens
+from hypermlp.mixers.parts import RMSNorm, ShortConv, head_width, heads, init_linears, joined_cut, unit, whole, write_strength
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 
@@ -28,6 +28,7 @@ class DeltaNet(MatrixMixer):
     """
 
     taps = TAPS
+    counted_by_head = ("n_head", "value_width", "conv_width")
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, negative: bool = False) -> None:
         super().__init__()
@@ -44,10 +45,16 @@ class DeltaNet(MatrixMixer):
         self.o = nn.Linear(value_width, width, bias=False)
         init_linears(self)
 
+    def cuts(self) -> dict[str, Cut]:
+        joined = joined_cut(self.width, self.value_width)
+        found = {"qkv.weight": joined, "conv.weight": joined, "o.weight": Cut(dim=1)}
+        return {**found, **dict.fromkeys(("beta.weight",), Cut())}
+
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         inputs = whole(self.qkv(tokens.x), self.conv_width)
         mixed = self.conv(inputs, tokens, past.history)
-        q, k, v = (t.unflatten(-1, (self.n_head, -1)) for t in mixed.split([self.width, self.width, self.value_width], -1))
+        key_width = self.n_head * self.head_key_width
+        q, k, v = (t.unflatten(-1, (self.n_head, -1)) for t in mixed.split([key_width, key_width, self.value_width], -1))
         q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
         beta = write_strength(heads(self.beta(tokens.x), self.n_head, 1), self.negative)  # B T H 1
         steps = Steps(q, beta * k, v, a=-k, beta=beta)

@@ -15,7 +15,7 @@ from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import divisible
 from hypermlp.config import ROPE_BASE
 from hypermlp.mixers import rotary
-from hypermlp.mixers.base import Mixer, Tokens
+from hypermlp.mixers.base import Cut, Mixer, Tokens
 from hypermlp.mixers.parts import NORM_EPS, head_width, heads, init_linears
 from hypermlp.mixers.softmax import attend, attend_packed
 
@@ -51,6 +51,10 @@ class DifferentialAttention(Mixer):
         init_linears(self)
         for vector in (self.lambda_q, self.lambda_k):
             nn.init.normal_(vector, 0, LAMBDA_STD)
+
+    def cuts(self) -> dict[str, Cut]:
+        maps = Cut(blocks=2)  # the first maps of all heads, then the second
+        return {"q.weight": maps, "k.weight": maps, "v.weight": Cut(), "o.weight": Cut(dim=1)}
 
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         q, k, v = self.project(tokens)

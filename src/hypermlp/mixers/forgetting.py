@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import divisible
-from hypermlp.mixers.base import Mixer, Tokens
+from hypermlp.mixers.base import Cut, Mixer, Tokens
 from hypermlp.mixers.parts import head_width, heads, init_linears
 from hypermlp.mixers.softmax import attend, attend_packed
 from hypermlp.ops.types import compute_dtype, no_autocast
@@ -38,6 +38,12 @@ class ForgettingAttention(Mixer):
         self.v, self.o = nn.Linear(width, value_width, bias=False), nn.Linear(value_width, width, bias=False)
         self.forget = nn.Linear(width, n_head)
         init_linears(self)
+
+    def cuts(self) -> dict[str, Cut]:
+        return {
+            **dict.fromkeys(("q.weight", "k.weight", "v.weight", "forget.weight", "forget.bias"), Cut()),
+            "o.weight": Cut(dim=1),
+        }
 
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         q, slots = self.project(tokens)

@@ -13,7 +13,7 @@ from torch import nn
 
 from hypermlp.checks import divisible
 from hypermlp.config import TAPS
-from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.base import Cut, Tokens
 from hypermlp.mixers.parts import (
     RMSNorm,
     ShortConv,
@@ -22,6 +22,7 @@ from hypermlp.mixers.parts import (
     head_width,
     heads,
     init_linears,
+    joined_cut,
     unit,
     whole,
     write_strength,
@@ -40,6 +41,7 @@ class GatedDeltaNet(MatrixMixer):
     """
 
     taps = TAPS
+    counted_by_head = ("n_head", "key_width", "value_width", "conv_width")
 
     def __init__(
         self,
@@ -70,6 +72,11 @@ class GatedDeltaNet(MatrixMixer):
         with torch.no_grad():
             self.A_log.uniform_(1e-4, 16).log_()
             self.dt_bias.copy_(first_steps(n_head))
+
+    def cuts(self) -> dict[str, Cut]:
+        joined = joined_cut(self.key_width, self.value_width)
+        found = {"qkv.weight": joined, "conv.weight": joined, "o.weight": Cut(dim=1)}
+        return {**found, **dict.fromkeys(("gate.weight", "beta.weight", "decay.weight", "A_log", "dt_bias"), Cut())}
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hypermlp.checks import divisible
-from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.base import Cut, Tokens
 from hypermlp.mixers.parts import RMSNorm, gated, head_width, heads, init_linears
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
@@ -35,6 +35,12 @@ class GLA(MatrixMixer):
         self.o = nn.Linear(inner, width, bias=False)
         init_linears(self)
         self.norm = RMSNorm(self.head_value_width)
+
+    def cuts(self) -> dict[str, Cut]:
+        return {
+            **dict.fromkeys(("q.weight", "k.weight", "v.weight", "gate.weight", "decay_out.weight", "decay_out.bias"), Cut()),
+            "o.weight": Cut(dim=1),
+        }
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x

@@ -64,7 +64,7 @@ class HostLayer(nn.Module):
 class XTransformersLayer(HostLayer):
     """In the place of x_transformers' Attention."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         x: Tensor,
         *,

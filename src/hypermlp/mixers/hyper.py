@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +15,13 @@ from torch import Tensor, nn
 
 from hypermlp import ops
 from hypermlp.cache import Cache, CacheSpec
+from hypermlp.checks import divisible
+from hypermlp.collectives import Rows
 from hypermlp.config import INIT_STD, HyperGLUConfig
 from hypermlp.mixers import fast, registers, rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
-from hypermlp.mixers.base import Mixer, Tokens
+from hypermlp.mixers.base import Cut, Mixer, Tokens
+from hypermlp.mixers.lora import AdaptedLinear
 from hypermlp.mixers.modules import known
 from hypermlp.mixers.parts import CausalConv, decay_bank, heads, whole
 from hypermlp.mixers.route import Route, choose_route
@@ -131,6 +134,8 @@ class HyperGLU(Mixer):
         if self.registers is not None:
             self.registers.normal_(0, INIT_STD, generator=generator)
         for module in self.modules():
+            if isinstance(module, AdaptedLinear):
+                module.reset_adapter(generator)
             if isinstance(module, nn.Linear):
                 module.weight.normal_(0, INIT_STD, generator=generator)
                 if module.bias is not None:
@@ -290,6 +295,58 @@ class HyperGLU(Mixer):
             width=self.width,
             rewind=max(32, c.block_size if c.block_size <= 128 else 0),
         )
+
+    def cuts(self) -> dict[str, Cut]:
+        routing = Cut(blocks=2 if self.config.attn_kind == "glu" else 1)  # all gates, then all scales
+        modules = {"q": routing, "k": routing, "gate_qk": routing, "v": Cut(), "gate_vo": Cut()}
+        found = {f"{name}.{which}": cut for name, cut in modules.items() for which in ("weight", "bias")}
+        for name, op, cut in (("op1", self.op1, routing), ("op2", self.op2, Cut())):
+            found |= {f"{name}.control.{which}": cut for which in ("weight", "bias")}
+            if op is not None and op.A.shape[0] == op.heads:
+                found |= {f"{name}.{which}": cut for which in ("A", "B", "diag")}
+        return {**found, "o.weight": Cut(dim=1)}
+
+    def part(self, count: int) -> Self:
+        c = self.config
+        divisible("n_head", c.n_head, count, f"the {count} processes that share its heads (tp)")
+        if c.dropout:
+            raise ValueError(f"dropout ({c.dropout}) must be 0: each process would draw random numbers of its own")
+        assert c.qk_rank is not None
+        assert c.vo_rank is not None
+        with torch.device("meta"):
+            part = type(self)(c.replace(n_head=c.n_head // count, qk_rank=c.qk_rank // count, vo_rank=c.vo_rank // count))
+        return part.train(self.training)
+
+    def mix_rows(self, x: Tensor, rows: Rows) -> Tensor:
+        c, spec = self.config, self.spec
+        if spec.aligner == "identity" or c.dropout or c.registers:
+            raise ValueError(
+                'a sequence that processes share needs aligner_kind="offset", whose lags do not depend on the length, '
+                "dropout=0, since each process would draw random numbers of its own, and registers=0; or make cp=1 and divide "
+                "the batch (dp)"
+            )
+        impl = dispatch.resolve(c.impl_default, x)
+        before = c.conv_kernel_size - 1 if c.use_kv_conv else 0
+        two = rows.stacked(x, before)
+        length = two.shape[1] - before
+        place = F.pad(rows.places(length, x.device), (before, 0)).repeat_interleave(x.shape[0], 0)
+        p = self.project(Tokens(two, place), None, impl)
+
+        def mix(q: Tensor, k: Tensor, v: Tensor, *controls: Tensor) -> Tensor:
+            k, v = rows.in_order(k), rows.in_order(v)
+            found = []
+            for i, end in rows.each(length):
+                s = [control.chunk(2)[i] for control in controls]
+                routing = None if p.routing is None else p.routing._replace(control=s.pop(0))
+                reading = None if p.reading is None else p.reading._replace(control=s.pop(0))
+                call = ops.MixCall(q.chunk(2)[i], k[:, :end], v[:, :end], routing, reading, spec, None, c.chunk_T)
+                found.append(dispatch.compute(impl, call))
+            return torch.cat(found)
+
+        kept = (p.q, p.k, p.v, *(m.control for m in (p.routing, p.reading) if m is not None))
+        o = rows.forgetful(mix, *(t[:, before:] for t in kept))
+        gate = None if p.gate_vo is None else p.gate_vo[:, before:]
+        return rows.side_by_side(self.read_out(o, gate, impl))
 
     def authors_state_dict(self) -> dict[str, Tensor]:
         """The parameters under the names and in the shapes of the authors' released code."""

@@ -13,8 +13,8 @@ from torch import nn
 
 from hypermlp.checks import divisible
 from hypermlp.config import TAPS
-from hypermlp.mixers.base import Tokens
-from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, unit, whole
+from hypermlp.mixers.base import Cut, Tokens
+from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, joined_cut, unit, whole
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 
@@ -29,6 +29,7 @@ class KimiDeltaAttention(MatrixMixer):
     """
 
     taps = TAPS
+    counted_by_head = ("n_head", "value_width", "conv_width")
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
         super().__init__()
@@ -36,6 +37,7 @@ class KimiDeltaAttention(MatrixMixer):
         value_width = width if value_width is None else value_width
         narrow = head_width(value_width, n_head)
         self.width, self.n_head, self.head_key_width, self.head_value_width = width, n_head, width // n_head, narrow
+        self.value_width = value_width
         self.conv_width = 2 * width + value_width
         self.qkv = nn.Linear(width, self.conv_width, bias=False)
         self.decay_in, self.decay_out = nn.Linear(width, narrow, bias=False), nn.Linear(narrow, width, bias=False)
@@ -49,6 +51,14 @@ class KimiDeltaAttention(MatrixMixer):
         with torch.no_grad():
             self.A_log.uniform_(1, 16).log_()
             self.dt_bias.copy_(first_steps(width))
+
+    def cuts(self) -> dict[str, Cut]:
+        joined = joined_cut(self.width, self.value_width)
+        found = {"qkv.weight": joined, "conv.weight": joined, "o.weight": Cut(dim=1)}
+        return {
+            **found,
+            **dict.fromkeys(("decay_out.weight", "gate_out.weight", "gate_out.bias", "beta.weight", "A_log", "dt_bias"), Cut()),
+        }
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         x, H, K, V = tokens.x, self.n_head, self.head_key_width, self.head_value_width

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from hypermlp.checks import divisible
-from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.base import Cut, Tokens
 from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
@@ -31,6 +31,9 @@ class LinearAttention(MatrixMixer):
         init_linears(self)
         self.feature_q, self.feature_k = Feature(self.head_key_width), Feature(self.head_key_width)
         self.norm = RMSNorm(self.head_value_width)
+
+    def cuts(self) -> dict[str, Cut]:
+        return {**dict.fromkeys(("q.weight", "k.weight", "v.weight"), Cut()), "o.weight": Cut(dim=1)}
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         q, k = (heads(layer(tokens.x), self.n_head, self.head_key_width) for layer in (self.q, self.k))

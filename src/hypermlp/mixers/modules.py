@@ -55,12 +55,15 @@ def find_hooked(module: nn.Module, kinds: Kinds = KNOWN) -> str | None:
     return None
 
 
+SETTINGS = ("eps", "max_norm", "config", "spec", "shortcut", "heads")  # attributes that say what a module computes
+
+
 class Watch:
     """Notices whatever somebody does to modules that were found unhooked, in a few microseconds for each call.
 
     So a question over all modules and parameters is answered once, and asked again only where something has changed: a hook, an
-    attribute, a class or its forward, a part, a parameter or where its numbers lie. Numbers may change. Hooks of the outermost
-    module itself are not its business: they run around it.
+    attribute, a setting, a class or its forward, a part, a parameter or where its numbers lie. Numbers may change. Hooks of the
+    outermost module itself are not its business: they run around it.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -69,6 +72,8 @@ class Watch:
         self.forwards = [(kind, kind.forward) for kind in dict.fromkeys(self.kinds)]
         self.attributes = [m.__dict__ for m in modules]
         self.sizes = [len(found) for found in self.attributes]
+        self.settings = [(d, name) for d in self.attributes for name in SETTINGS if name in d]
+        self.values = [d[name] for d, name in self.settings]
         self.hooks = [
             d for m in modules[1:] for d in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks)
         ]
@@ -88,7 +93,7 @@ class Watch:
             return False
         if list(map(len, self.attributes)) != self.sizes or any(kind.forward is not known for kind, known in self.forwards):
             return False
-        if list(map(len, self.own)) != self.counts:
+        if list(map(len, self.own)) != self.counts or [d[name] for d, name in self.settings] != self.values:
             return False
         parts = chain.from_iterable(d.values() for d in self.full)
         return all(map(operator.is_, parts, self.parts)) and self._places() == self.places

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hypermlp.checks import at_least_one, divisible
 from hypermlp.config import INIT_STD, TAPS, Init
-from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.base import Cut, Tokens
 from hypermlp.mixers.modules import known
 from hypermlp.ops import plain
 
@@ -114,6 +114,16 @@ def head_width(value_width: int, n_head: int) -> int:
     at_least_one("value_width", value_width)
     divisible("value_width", value_width, n_head, f"n_head ({n_head})")
     return value_width // n_head
+
+
+def joined_cut(key_width: int, value_width: int) -> Cut:
+    """How heads divide one projection to q, k and v, one after the other."""
+    if key_width != value_width:
+        raise ValueError(
+            f"q and k ({key_width}) and v ({value_width}) are one projection, which processes can divide by heads only where "
+            f"all are equally wide: give value_width={key_width}, or make tp=1 and divide parameters and batch (dp)"
+        )
+    return Cut(blocks=3)
 
 
 def init_linears(mixer: nn.Module) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from hypermlp.checks import at_least_one, choose_from
 from hypermlp.config import AttnKind, HyperGLUConfig, Init
-from hypermlp.mixers import labels, options
+from hypermlp.mixers import labels, lora, options
 from hypermlp.mixers.base import Mixer
 from hypermlp.mixers.deltanet import DeltaNet
 from hypermlp.mixers.differential import DifferentialAttention
@@ -174,6 +174,13 @@ def build_mixer(
     choose_from("init", init, get_args(Init))
     if heads is not None:
         at_least_one("heads", heads)
+    plain_name, adapters = lora.split(name)
+    if adapters:
+        mixer = build_mixer(plain_name, width, length, size, heads=heads, init=init)
+        if not isinstance(mixer, HyperGLU):
+            raise ValueError(f"{name!r}: {', '.join(adapters)} adapts HyperGLU, HyperMLP and their labels only")
+        lora.attach(mixer, adapters)
+        return mixer
     base, changes = options.split(name)
     if base in MIXERS:
         entry = MIXERS[base]

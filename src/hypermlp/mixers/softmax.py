@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import at_least_one, choose_from, divisible
+from hypermlp.collectives import Rows
 from hypermlp.config import INIT_STD, ROPE_BASE, TAPS, Init
 from hypermlp.mixers import rotary
-from hypermlp.mixers.base import Mixer, Tokens, is_split, visible_slots
+from hypermlp.mixers.base import Cut, Mixer, Tokens, is_split, visible_slots
 from hypermlp.mixers.modules import join_linears
 from hypermlp.mixers.parts import CausalConv, RMSNorm
 from hypermlp.ops import dispatch, pointwise
@@ -47,6 +48,7 @@ class SoftmaxAttention(Mixer):
     """
 
     splits_by_head = True
+    counted_by_head = ("n_head", "qk_rank", "vo_rank")
     split_plan: ClassVar[Mapping[str, str]] = dict.fromkeys(("q", "k", "v", "gate_qk", "gate_vo"), "colwise") | {"o": "rowwise"}
     gives_weights = True
 
@@ -134,6 +136,27 @@ class SoftmaxAttention(Mixer):
             q = pointwise.gate(q.flatten(2), made["gate_qk"], impl=impl).unflatten(-1, (-1, K))
         return Projected(q, k, v, made.get("gate_vo"))
 
+    def cuts(self) -> dict[str, Cut]:
+        columns = (f"{name}.{which}" for name in ("q", "k", "v", "gate_qk", "gate_vo") for which in ("weight", "bias"))
+        return {**dict.fromkeys(columns, Cut()), "o.weight": Cut(dim=1)}
+
+    def mix_rows(self, x: Tensor, rows: Rows) -> Tensor:
+        impl = self._pointwise_impl(x)
+        before = 0 if self.conv_k is None else TAPS - 1
+        two = rows.stacked(x, before)
+        length = two.shape[1] - before
+        place = F.pad(rows.places(length, x.device), (before, 0)).repeat_interleave(x.shape[0], 0)
+        p = self.project(Tokens(two, place), None, impl)
+
+        def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            k, v = rows.in_order(k), rows.in_order(v)
+            return torch.cat([attend(q.chunk(2)[i], k[:, :end], v[:, :end]) for i, end in rows.each(length)])
+
+        o = rows.forgetful(mix, *(t[:, before:] for t in (p.q, p.k, p.v))).flatten(2)
+        if p.gate_vo is not None:
+            o = pointwise.gate(o, p.gate_vo[:, before:], impl=impl)
+        return rows.side_by_side(self.o(o))
+
     def _pointwise_impl(self, x: Tensor) -> str:
         """What computes convolutions and gates, chosen as in HyperGLU; a layer with neither needs no kernel."""
         if self.conv_k is None and self.gate_qk is None and self.gate_vo is None:
@@ -160,7 +183,7 @@ class SoftmaxAttention(Mixer):
         """Of this process: a tensor parallel plan leaves it some of the heads, and so the cache."""
         weight: Tensor = self.k.weight
         if is_split(self.k):
-            weight = weight.to_local()  # type: ignore[operator]
+            weight = weight.to_local()  # type: ignore[attr-defined]
         elif type(weight) not in ORDINARY or not weight.is_floating_point():
             return self.n_head
         return weight.shape[0] * self.n_head // self.qk_rank

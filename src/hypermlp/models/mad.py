@@ -35,7 +35,8 @@ class MadBackbone(nn.Module):
             block = Block(make_mixer(), inner)
             if block.mixer.width != width:
                 raise ValueError(f"make_mixer gave a mixer of width {block.mixer.width}; the model's width is {width}")
-            block.norm_mixer.eps = block.norm_ffn.eps = EPS
+            for norm in (block.norm_mixer, block.norm_ffn):
+                norm.eps = EPS  # type: ignore[assignment]
             self.blocks.append(block)
         self.norm = nn.RMSNorm(width, EPS)
         self.head = nn.Linear(width, vocabulary)

@@ -53,6 +53,14 @@ def save_model(model: LanguageModel, folder: Path, tokenizer: dict[str, Any] | N
     write_json(folder / CONFIG, {"model_type": MODEL_TYPE, **model.config.to_dict()})  # last: what has one is complete
 
 
+def refuse_foreign_folder(folder: Path, *, force: bool = False) -> None:
+    """Raise if there are files in a folder that holds no model of ours."""
+    path = folder / CONFIG
+    ours = path.is_file() and str(json.loads(path.read_text(encoding="utf-8")).get("model_type", "")).startswith(MODEL_TYPE)
+    if not force and not ours and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
+        raise ValueError(f"{folder} holds files that hypermlp did not write; give a new folder, or write there with --force")
+
+
 def save_weights(model: nn.Module, folder: Path) -> None:
     """Write model.safetensors, whole or not at all."""
     with whole_file(folder / WEIGHTS) as fresh:

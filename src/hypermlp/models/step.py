@@ -26,8 +26,8 @@ from hypermlp.ops.observer import Observer, observer_of, transform
 
 OVERRIDDEN = ("forward", "mix", "run", "prepare", "arrange", "project", "read_out")  # what someone may set on a module
 logger = logging.getLogger("hypermlp.route")
-known(nn.Embedding), known(nn.RMSNorm), known(nn.LayerNorm), known(nn.ModuleList)
-known(HyperGLU), known(HyperMLP)
+for kind in (nn.Embedding, nn.RMSNorm, nn.LayerNorm, nn.ModuleList, HyperGLU, HyperMLP):
+    known(kind)
 
 
 class Parts(NamedTuple):
@@ -50,10 +50,9 @@ class ModelStep:
             return
         self.watch = Watch(model)
         self.mixers: list[HyperGLU] = [block.mixer for block in parts.blocks]
-        self.configs = [mixer.config for mixer in self.mixers]
         self.dropping = [mixer for mixer in self.mixers if mixer.config.dropout]
         self.kinds = set(map(type, self.mixers))
-        self.choices = {(c.impl_default, c.aligner_kind) for c in self.configs}
+        self.choices = {(mixer.config.impl_default, mixer.config.aligner_kind) for mixer in self.mixers}
         self.specs = [mixer.cache_spec() for mixer in self.mixers]
         self.dtype: torch.dtype = parts.norm.weight.dtype
         self.attached: list[tuple[ref[Cache], ref[Tensor]]] = []
@@ -64,9 +63,7 @@ class ModelStep:
 
     def holds(self) -> bool:
         """Whether it still is what would be laid out now."""
-        if self.call is None or any(mixer.config is not c for mixer, c in zip(self.mixers, self.configs, strict=True)):
-            return False
-        return self.watch.unchanged()
+        return self.call is not None and self.watch.unchanged()
 
     def run(self, tokens: Tensor, layers: Sequence[Cache]) -> Tensor:
         """Logits (B 1 V) of tokens (B 1), which join the caches."""
@@ -79,6 +76,7 @@ class ModelStep:
             call.places_view[:] = layers[0].seen
         call.spans_view[:] = reserve_all(layers, counts)
         if not self._is_attached(layers):
+            self.attached = []
             for own, layer in zip(call.layers, layers, strict=True):
                 own.attach(layer.slots["k"], layer.slots["v"], layer.inputs)
             self.attached = [(ref(layer), ref(layer.slots["k"])) for layer in layers]

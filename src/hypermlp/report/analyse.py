@@ -1,4 +1,4 @@
-"""`hypermlp analyse`: statistics of a model's memory over a text, as tables on the terminal and with pictures on a page."""
+"""`hypermlp explore --over`: statistics of a model's memory over a text, as tables and with pictures on a page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hypermlp.analysis.statistics import HeadStatistics, OperatorStatistics, Statistics, analyse, random_noise
 from hypermlp.data.corpus import Tokens
-from hypermlp.files import write_json
+from hypermlp.files import refuse_foreign, write_json, write_own
 from hypermlp.provenance import provenance
 from hypermlp.report.charts import Axis, Chart, Line, numeric_axis
 from hypermlp.report.markup import cell, document, paragraph, table
@@ -39,9 +39,18 @@ ABOUT = {
 
 
 def show_analyse(
-    console: Console, folder: Path, corpus: str, *, out: Path, windows: int, context: int | None = None, seed: int = 0
+    console: Console,
+    folder: Path,
+    corpus: str,
+    *,
+    out: Path,
+    windows: int,
+    context: int | None = None,
+    seed: int = 0,
+    force: bool = False,
 ) -> Statistics:
     """Read `windows` windows of a held-out text with the model; leaves analysis.html and analysis.json in `out`."""
+    refuse_foreign(out / "analysis.html", force=force)
     model, tokenizer = open_model(folder)
     text = corpus_for(corpus, tokenizer)
     context = model.config.length if context is None else context
@@ -55,7 +64,7 @@ def show_analyse(
     about = {"provenance": provenance(), "model": model.config.to_dict(), "corpus": text.name, "context": context, "seed": seed}
     write_json(out / "analysis.json", {**about, **statistics.to_dict()})
     page = build_page(statistics, folder.name, text.name)
-    (out / "analysis.html").write_text(page, encoding="utf-8")
+    write_own(out / "analysis.html", page, force=force)
     say(console, f"Page: {out / 'analysis.html'}   Numbers: {out / 'analysis.json'}")
     return statistics
 

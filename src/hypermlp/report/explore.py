@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from hypermlp.analysis.capture import capture, recipe
 from hypermlp.config import IGNORED
 from hypermlp.data.tokenizers import Tokenizer
+from hypermlp.files import refuse_foreign, write_own
 from hypermlp.models.lm import count_parameters
 from hypermlp.report.terminal import say
 from hypermlp.runs.generate import open_model
-from hypermlp.studies.kept import is_kept, open_kept
+from hypermlp.studies.task_models import is_task_model, open_task_model
 from hypermlp.tasks.mad_settings import spell
 
 HERE = Path(__file__).parent / "explorer"
@@ -48,17 +49,19 @@ class Subject:
     words: bool = False  # tokens are words, to be set apart, and targets stand at their own place
 
 
-def show_explore(console: Console, text: str | None, folders: Sequence[Path], out: Path, *, example: int = 0) -> Path:
+def show_explore(
+    console: Console, text: str | None, folders: Sequence[Path], out: Path, *, example: int = 0, force: bool = False
+) -> Path:
     """Write the page for one model, or two to compare on the same text, and say where it is.
 
     A model of a task reads a test example of the task instead of a text.
     """
     if not 1 <= len(folders) <= 2:
         raise ValueError(f"{len(folders)} models were given; the page shows one, or the difference of two")
-    subjects = [open_task(folder, example) if is_kept(folder) else open_subject(folder, text) for folder in folders]
+    refuse_foreign(out, force=force)
+    subjects = [open_task(folder, example) if is_task_model(folder) else open_subject(folder, text) for folder in folders]
     page = build_page(subjects)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
+    write_own(out, page, force=force)
     size = f"{len(subjects[0].tokens)} tokens, {out.stat().st_size / 1e6:.1f} MB"
     say(console, f"{size}. Open it in a browser: {out}")
     return out
@@ -66,15 +69,14 @@ def show_explore(console: Console, text: str | None, folders: Sequence[Path], ou
 
 def open_task(folder: Path, example: int) -> Subject:
     """A model of a task, and one of its test examples."""
-    kept = open_kept(folder)
-    if not 0 <= example < len(kept.inputs):
-        raise ValueError(f"example ({example}) must be at least 0 and below the {len(kept.inputs)} test examples")
-    tokens = kept.inputs[example].tolist()
-    targets = [None if token == IGNORED else token for token in kept.targets[example].tolist()]
-    pieces = [spell(kept.setting, token) for token in tokens]
+    saved = open_task_model(folder)
+    if not 0 <= example < len(saved.inputs):
+        raise ValueError(f"example ({example}) must be at least 0 and below the {len(saved.inputs)} test examples")
+    tokens = saved.inputs[example].tolist()
+    targets = [None if token == IGNORED else token for token in saved.targets[example].tolist()]
+    pieces = [spell(saved.setting, token) for token in tokens]
     special = [place for place, piece in enumerate(pieces) if not piece.isdigit()]
-    name = folder.resolve().name.removeprefix(f"{kept.setting.task}-")
-    return Subject(name, kept.model, tokens, pieces, partial(spell, kept.setting), special, targets, words=True)
+    return Subject(saved.mixer, saved.model, tokens, pieces, partial(spell, saved.setting), special, targets, words=True)
 
 
 def open_subject(folder: Path, text: str | None) -> Subject:

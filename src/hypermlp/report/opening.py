@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from dataclasses import dataclass
 from hypermlp.report.markup import plural
 from hypermlp.report.shown import unit_of
 from hypermlp.report.table1 import task_title
-from hypermlp.report.words import claim_words, numbers
-from hypermlp.verdicts.claims import WORDS
+from hypermlp.report.words import beside, claim_words, gain_words, measure_words
+from hypermlp.verdicts.claims import CONTRADICTED, WORDS, Claim, Verdict
 from hypermlp.verdicts.estimates import seeds_text
 from hypermlp.verdicts.judged import Judged
 from hypermlp.verdicts.predictions import HYPERGLU, HYPERMLP
@@ -23,13 +24,14 @@ class ClaimLine:
     word: str
     text: str  # the verdict, and what limits it
     title: str
-    numbers: str
+    numbers: list[str]  # by pair of mixers
 
 
 @dataclass(frozen=True)
 class Opening:
     title: str
     lead: str
+    whose: str  # the claims are
     tally: list[tuple[str, str]]  # verdict, and how many claims have it
     problems: Sequence[str]  # why it does not count as registered
     claims: list[ClaimLine]
@@ -41,25 +43,44 @@ def opening(study: Judged) -> Opening:
     return Opening(
         title(study.results),
         lead(study.results),
+        "Claims of the paper" if study.results.protocol is None else "Claims that were registered",
         [(word, f"{counts[word]} {word}") for word in WORDS if counts[word]],
         [f"Not registered beforehand: {problem}." for problem in study.results.unregistered],
-        [ClaimLine(claim.verdict.word, claim_words(claim), claim.title, numbers(claim)) for claim in study.claims],
+        [ClaimLine(claim.verdict.word, claim_words(claim), claim.title, deciding(claim)) for claim in study.claims],
         origin(study.results),
     )
+
+
+def deciding(claim: Claim) -> list[str]:
+    """The gains that a reader needs first: of the halves, where there are such, and of tasks on which the claim fails."""
+    whole = [item for item in claim.judged if item.measure in (AVERAGE, LOSS)]
+    shown = [item for item in claim.judged if item in whole or not whole or item.verdict == Verdict(CONTRADICTED)]
+    found: dict[str, list[str]] = {}
+    for item in shown:
+        pair = f"{with_name(item.better)} − {with_name(item.worse)}"
+        found.setdefault(pair, []).append(f"{measure_words(item.measure)} {gain_words(item)}{beside(item)}")
+    return [f"{pair}: {'; '.join(gains)}" for pair, gains in found.items()]
+
+
+def with_name(mixer: str) -> str:
+    name = plain_name(mixer)
+    return mixer if name == mixer else f"{name} ({mixer})"
 
 
 def title(study: Results) -> str:
     """That of its protocol, or what was trained."""
     if study.protocol is not None:
         return study.protocol.title
-    tasks = [task_title(task) if i == 0 else task_title(task).lower() for i, task in enumerate(study.tasks)]
+    tasks = [task_title(task) if i == 0 else inside(task_title(task)) for i, task in enumerate(study.tasks)]
     parts = [] if not tasks else [", ".join(tasks) if len(tasks) < 4 else f"MAD, {len(tasks)} tasks"]
     if "language" in study.plans:
         parts.append("language modelling")
-    text = " and ".join(parts)
+    text = " and ".join(parts) or "a search that is under way"
     faithful = ", faithful protocol" if any(plan.get("protocol") == "faithful" for plan in study.plans.values()) else ""
-    where = "" if study.folders == (".",) else f" ({', '.join(study.folders)})" if len(study.folders) < 4 else ""
-    return f"{text[0].upper()}{text[1:]}{faithful}{where}"
+    one = len(study.folders) == 1 and study.folders[0] not in ("mad", "language")
+    where = study.folders[0] if one else os.path.commonpath(study.folders) if study.folders else ""
+    where = "" if where in (".", "mad", "language") else where
+    return f"{text[0].upper()}{text[1:]}{faithful}{f' ({where})' if where else ''}"
 
 
 def lead(study: Results) -> str:
@@ -69,7 +90,7 @@ def lead(study: Results) -> str:
     if not found:
         return "No run has a score of every task yet."
     seeds = seeds_text(study.score(mixer, measure) for mixer in study.mixers for measure in study.measures)
-    return f"{'; '.join(found)}. {seeds[0].upper()}{seeds[1:]} of {plural(len(study.mixers), 'mixer')}."
+    return f"{'; '.join(found)}. {plural(len(study.mixers), 'mixer')}, {seeds}{'' if seeds == 'one seed' else ' each'}."
 
 
 def standing(study: Results, measure: str) -> str:
@@ -81,13 +102,18 @@ def standing(study: Results, measure: str) -> str:
     if not pair:
         return ""
     if measure == LOSS:
-        digits, unit, where = 3, "", "loss in language modelling"
+        digits, unit, where = 3, "", "nats of loss in language modelling (lower is better)"
     else:
-        digits, percent = unit_of(study.measure)[1], " %" if study.measure == "accuracy" else ""
-        unit, where = percent, "average over MAD" if measure == AVERAGE else f"at {task_title(measure).lower()}"
+        digits, percent = unit_of(study.measure)[1], "\N{NO-BREAK SPACE}%" if study.measure == "accuracy" else ""
+        unit, where = percent, "on average over MAD" if measure == AVERAGE else f"at {inside(task_title(measure))}"
         where += "" if percent else f" ({study.measure}, lower is better)"
     shown = ", ".join(f"{plain_name(str(mixer))} {scores[str(mixer)]:.{digits}f}{unit}" for mixer in pair)
     return f"{shown} {where}"
+
+
+def inside(words: str) -> str:
+    """A title within a sentence; MQAR and RegBench stay as they are."""
+    return words[0].lower() + words[1:] if words[1:].islower() else words
 
 
 def origin(study: Results) -> str:
@@ -95,7 +121,7 @@ def origin(study: Results) -> str:
     commits = list(dict.fromkeys(str(start.get("commit") or "an unknown commit") for start in study.starts))
     told = f"Run at {', '.join(commits)}." if commits else "Nobody wrote down which code ran."
     if any(commit.endswith("+") for commit in commits):
-        told += " A + marks source with changes that were not committed."
+        told += " A + marks changes that were not committed."
     version = study.registered
     if version is not None and version.commit is not None:
         changed = deviations(study.versions)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,19 +14,20 @@ from matplotlib.figure import Figure
 from rich.console import Group
 
 from hypermlp.bench import flops
-from hypermlp.bench.record import PHASES, entry, lengths, names, timings
+from hypermlp.bench.record import PHASES, entry, grouped, lengths, names, read_results, timings
 from hypermlp.bench.systems import BASELINE, SYSTEMS
-from hypermlp.files import read_json
+from hypermlp.files import write_own
 from hypermlp.paper.tables import TABLE5, Table5Row
 from hypermlp.report.bench_pictures import LOOKS, curves, exponent, key, look
 from hypermlp.report.markdown import markdown_table
 from hypermlp.report.markup import cell, document, heading, paragraph, table
-from hypermlp.report.style import new_figure
+from hypermlp.report.style import new_figure, themed
 from hypermlp.report.terminal import Column, tabulate
 
 Data = dict[str, Any]
 NONE = "–"
 PAPER_BASELINE = "SM(Flash)"
+PARTS = ("model", "growth", "long")  # with a file each and scale
 
 
 class Cell(NamedTuple):
@@ -183,7 +184,14 @@ def share_of_peak(data: Data, name: str, T: int) -> str:
 # ---- documents ----
 
 
-def model_markdown(data: Data) -> str:
+class Grid(NamedTuple):
+    """A table, for a document or the page."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def model_grid(data: Data) -> Grid:
     """The table of whole models: here and ÷ SDPA, with the paper's ratio in brackets."""
     heads = ["system", "parameters, M", "FLOPs per token, M", "forward, ms", "÷ SDPA (paper)", "training, ms", "÷ SDPA (paper)"]
     heads += ["tokens/s, training", "memory, GB", "÷ SDPA (paper)"]
@@ -201,14 +209,14 @@ def model_markdown(data: Data) -> str:
         c = memory.cell(data, name, 1)
         row += [text(scaled(tokens.cell(data, name, 1).ours, 1e3), "{:,.0f}".format), text(c.ours, memory.digits), both(c)]
         rows.append(row)
-    return markdown_table(heads, rows)
+    return Grid(heads, rows)
 
 
 def both(cell: Cell) -> str:
     return text(cell.ratio) + ("" if cell.paper_ratio is None else f" ({cell.paper_ratio:.2f})")
 
 
-def work_markdown(data: Data) -> str:
+def work_grid(data: Data) -> Grid:
     """Forward operations per token of all systems by both counts, beside the paper's."""
     heads = ["system", "needed, M", "of which mixing", "the head", "seen by the paper's counter, M", "paper, M"]
     rows = []
@@ -216,10 +224,10 @@ def work_markdown(data: Data) -> str:
         row = TABLE5.get(SYSTEMS[name].paper)
         parts = [f"{found[part] / tokens_of(data) / 1e6:.1f}" for part in ("forward", "mixing", "head", "seen")]
         rows.append([SYSTEMS[name].title, *parts, NONE if row is None else f"{row.flops_per_token[0]:.2f}"])
-    return markdown_table(heads, rows)
+    return Grid(heads, rows)
 
 
-def growth_markdown(data: Data) -> str:
+def growth_grid(data: Data) -> Grid:
     """A training step of one layer: milliseconds at each length, and the exponents of T over all of them."""
     found = lengths(data)
     heads = ["layer", *(f"{T:,} tokens, ms" for T in found), "time ∝", "memory ∝"]
@@ -229,7 +237,7 @@ def growth_markdown(data: Data) -> str:
         times = {row["shape"][1]: row["seconds"] for row in at}
         shown = [f"{1e3 * times[T]:.0f}" if T in times else NONE for T in found]
         rows.append([SYSTEMS[name].title, *shown, *(power(at, what) for what in ("seconds", "bytes"))])
-    return markdown_table(heads, rows)
+    return Grid(heads, rows)
 
 
 def power(rows: Sequence[Data], what: str) -> str:
@@ -249,9 +257,9 @@ def growth_rows(data: Data, name: str) -> list[Data]:
     return rows
 
 
-def long_markdown(data: Data) -> str:
+def long_grid(data: Data) -> Grid:
     heads = ["layer", *LONG_HEADS, "∝ T^"]
-    return markdown_table(heads, list(long_rows(data)))
+    return Grid(heads, [list(row) for row in long_rows(data)])
 
 
 def summary(data: Data) -> str:
@@ -266,16 +274,18 @@ def summary(data: Data) -> str:
     return (
         f"As a whole GPT-2 ({size_text}) a training step with HyperGLU takes {text(ours)} of the time and {text(size)} of the "
         f"memory that softmax attention on SDPA with 12 heads takes; of the time, {rivals} "
-        "(`hypermlp table5`, [what each system costs](docs/efficiency.md))."
+        "(`hypermlp bench model`, [what each system costs](docs/efficiency.md))."
     )
+
+
+GRIDS: dict[str, Callable[[Data], Grid]] = {"model": model_grid, "growth": growth_grid, "long": long_grid}
 
 
 def document_blocks(records: dict[str, Data]) -> dict[str, str]:
     """What docs/efficiency.md prints, by the names of its blocks."""
-    writers = {"model": model_markdown, "growth": growth_markdown, "long": long_markdown}
-    made = {name: writers[name.split("-")[0]](data) for name, data in records.items()}
+    made = {name: markdown_table(*GRIDS[name.split("-")[0]](data)) for name, data in records.items()}
     if "model-paper" in records:
-        made |= {"work": work_markdown(records["model-paper"]), "summary": summary(records["model-paper"])}
+        made |= {"work": markdown_table(*work_grid(records["model-paper"])), "summary": summary(records["model-paper"])}
     for name, data in records.items():
         if name.startswith("model"):
             made[f"about {name}"] = about(data) + "."
@@ -326,18 +336,17 @@ def draw_trade(ax: Any, data: Data) -> None:
 
 def read_folder(folder: Path) -> dict[str, Data]:
     """Name of a part and its scale ("model-laptop") → its record."""
-    found = [path for part in ("model", "growth", "long") for path in sorted(folder.glob(f"{part}-*.json"))]
-    return {path.stem: read_json(path) for path in found}
+    found = [path for part in PARTS for path in sorted(folder.glob(f"{part}-*.json"))]
+    return {path.stem: grouped(read_results(path)) for path in found}
 
 
-def write_page(folder: Path, out: Path | None = None) -> Path | None:
-    """The page of what `hypermlp table5` left in a folder (None: report.html in it); None if it left nothing there."""
+def write_page(folder: Path, out: Path | None = None, *, force: bool = False) -> Path | None:
+    """The page of what `hypermlp bench model` left in a folder (None: report.html in it); None if it left nothing there."""
     made = sections(folder)
     if not made:
         return None
     path = out or folder / "report.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document("What each system costs", "Measured, beside the paper's Table 5.", made), encoding="utf-8")
+    write_own(path, document("What each system costs", "Measured, beside the paper's Table 5.", made), force=force)
     return path
 
 
@@ -349,16 +358,15 @@ def sections(folder: Path) -> list[tuple[str, Markup]]:
     made = []
     by_part = {part: next((d for n, d in records.items() if n.startswith(part)), None) for part in ("model", "growth")}
     if any(by_part.values()):
-        made.append(("Latency, memory, growth", image(picture(by_part["model"], by_part["growth"]))))
-    writers = {"model": model_markdown, "growth": growth_markdown, "long": long_markdown}
+        made.append(("Latency, memory, growth", image(partial(picture, by_part["model"], by_part["growth"]))))
     for name, data in records.items():
         part = name.split("-")[0]
         lead = (
             about(data) if part == "model" else f"One layer of width {data['settings']['width']}; {data['settings']['machine']}"
         )
-        html = paragraph(lead) + from_markdown(writers[part](data))
+        html = paragraph(lead) + as_html(GRIDS[part](data))
         if part == "model":
-            html += heading("Operations of a forward pass per token") + from_markdown(work_markdown(data))
+            html += heading("Operations of a forward pass per token") + as_html(work_grid(data))
         made.append((f"Table 5: {name.replace('-', ', ')}", html + origins(data)))
     return made
 
@@ -368,13 +376,15 @@ def origins(data: Data) -> Markup:
     return Markup().join(paragraph(line, "soft") for line in lines)
 
 
-def from_markdown(table_text: str) -> Markup:
-    head, _, *lines = ([c.strip() for c in line.strip("|").split("|")] for line in table_text.splitlines())
-    return table(head, [[cell(c) for c in line] for line in lines], sorts=True)
+def as_html(grid: Grid) -> Markup:
+    return table(grid.heads, [[cell(text) for text in row] for row in grid.rows], sorts=True)
 
 
-def image(figure: Figure) -> Markup:
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=130)
-    shown = '<figure><img alt="latency, memory and growth" src="data:image/png;base64,{}"></figure>'
-    return Markup(shown).format(base64.b64encode(data.getvalue()).decode())
+def image(draw: Callable[[], Figure]) -> Markup:
+    """A picture as wide as the page at most, drawn for light and for dark screens."""
+    light, dark = (f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in themed(draw))
+    shown = (
+        '<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{}">'
+        '<img alt="latency, memory and growth" style="max-width:100%;height:auto" src="{}"></picture></figure>'
+    )
+    return Markup(shown).format(dark, light)

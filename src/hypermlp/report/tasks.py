@@ -12,16 +12,48 @@ from hypermlp.report.progress import accuracies
 from hypermlp.report.shown import how_shown, unit_of
 from hypermlp.report.table1 import task_title
 from hypermlp.report.terminal import Column, say, tabulate
+from hypermlp.studies.catalogue import Plan, protocols, scales_of
+from hypermlp.studies.protocol import load_protocol
+from hypermlp.studies.study import Study
 from hypermlp.tasks import TASKS
 
 
-def show_tasks(console: Console) -> None:
-    """Every task by its name, with one line about it."""
-    rows = [[Text(task.name), Text(task.family, "dim"), Text(how_shown(task).asks)] for task in TASKS.values()]
-    heads = [Column("task"), Column("family", left=True), Column("what is asked", left=True, wraps=True)]
-    console.print(tabulate(console.width, "", heads, rows))
-    say(console, "Examples: hypermlp tasks show mqar")
-    say(console, "A study: hypermlp tasks run mqar --mixers hyperglu,S-c,deltanet --scale laptop")
+def show_studies(console: Console) -> None:
+    """Every study by its name, with one line about it."""
+    named = [
+        ("demo", "", "Which of the paper's claims hold on two tasks, in minutes?"),
+        ("table1", "", "The paper's Table 1: MAD, and small language models on text."),
+        *((task.name, task.family, how_shown(task).asks) for task in TASKS.values()),
+        *((path.name, "protocol", load_protocol(path).title) for path in protocols()),
+    ]
+    rows: list[list[str | Text]] = [
+        [Text(name), Text(family, "dim"), Text(about), " ".join(scales_of(name))] for name, family, about in named
+    ]
+    heads = [Column("study"), Column("family", left=True), Column("what is asked", left=True, wraps=True)]
+    console.print(tabulate(console.width, "", [*heads, Column("scales", left=True, wraps=True)], rows))
+    say(console, "A family is run by its name too, several with commas between them; `all` is every task but those of mad.")
+    say(console, "Examples: hypermlp study show mqar")
+    say(console, "A study: hypermlp study run mqar --mixers hyperglu,S-c,deltanet")
+
+
+def show_plan(console: Console, plan: Plan) -> None:
+    """What a study would run."""
+    title = plan.name if plan.protocol is None else plan.protocol.title
+    rows = []
+    for part, study in plan.studies.items():
+        rates = "searched" if study.search is not None else ", ".join(f"{rate:g}" for rate in rates_of(study))
+        rows += [
+            [part or plan.name, key or study.kind, str(len(plan.mixers)), str(plan.seeds), rates] for key in study.settings()
+        ]
+    heads = [Column("part"), Column("setting", left=True, wraps=True), *map(Column, ("mixers", "seeds", "learning rates"))]
+    console.print(tabulate(console.width, title, heads, rows))
+    say(console, f"Mixers: {', '.join(plan.mixers)}")
+    say(console, f"Runs go to {plan.folder}. What it takes: hypermlp study cost {plan.name}")
+
+
+def rates_of(study: Study) -> Sequence[float]:
+    rates = getattr(study, study.rate_field)
+    return rates if isinstance(rates, tuple) else (rates,)
 
 
 def task_table(records: Sequence[Record], mixers: Sequence[str], settings: Mapping[str, str], width: int) -> Group:

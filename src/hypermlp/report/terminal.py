@@ -77,7 +77,17 @@ def tabulate(width: int, title: str, columns: Sequence[Column], rows: Sequence[S
         for row in rows:
             table.add_row(*(row[i] for i in block))
         parts += [table, Text()]
-    return Group(*parts)
+    return Tabulated(title, columns, rows, parts)
+
+
+class Tabulated(Group):
+    """A table as it is printed, which remembers what is in it."""
+
+    def __init__(
+        self, title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], parts: Sequence[RenderableType]
+    ) -> None:
+        super().__init__(*parts)
+        self.title, self.columns, self.rows = title, columns, rows
 
 
 def column_size(column: Column, cells: Sequence[Cell]) -> tuple[int, int]:

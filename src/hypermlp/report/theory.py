@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from hypermlp.files import refuse_foreign, write_own
 from hypermlp.provenance import machine
 from hypermlp.report.theory_map import anchor, html_map, links_of
 from hypermlp.theory import Result, Statement, run, select
@@ -51,12 +52,14 @@ PARTS = {
 }
 
 
-def show_theory(console: Console, only: Iterable[str], page: Path | None, *, faults: bool = False) -> bool:
+def show_theory(console: Console, only: Iterable[str], page: Path | None, *, faults: bool = False, force: bool = False) -> bool:
     """Run the checks and print what they found; whether nothing failed.
 
     page: where to write the page, if anywhere. faults: also seed faults in the operator and tell which statements notice them.
     """
     chosen = select(only)
+    if page is not None:
+        refuse_foreign(page, force=force)  # before minutes of work
     results = run_all(console, chosen)
     console.print(results_table(results))
     if len(chosen) <= 4:
@@ -69,7 +72,7 @@ def show_theory(console: Console, only: Iterable[str], page: Path | None, *, fau
         show_faults(console, chosen)
     if page is not None:
         with console.status("drawing"):
-            write_page(results, pictures(), page)
+            write_page(results, pictures(), page, force=force)
         console.print(f"{page.stat().st_size / 1e6:.1f} MB: {page}", highlight=False, soft_wrap=True)
     return not any(result.verdict in (FAILS, TOOTHLESS) for result in results)
 
@@ -189,7 +192,7 @@ def cell_text(text: str) -> str:
     return re.sub(r"([|_*])", r"\\\1", text)
 
 
-def write_page(results: Sequence[Result], shown: Sequence[Picture], out: Path) -> Path:
+def write_page(results: Sequence[Result], shown: Sequence[Picture], out: Path, *, force: bool = False) -> Path:
     """One page, complete in itself."""
     parts: dict[str, list[Result]] = {}
     for result in results:
@@ -212,12 +215,12 @@ def write_page(results: Sequence[Result], shown: Sequence[Picture], out: Path) -
         f'<p class="note">{escape(origin())}</p>',
     ]
     style, script = ("".join((HERE / name).read_text() for name in names) for names in (STYLE_FILES, SCRIPT_FILES))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(
+    write_own(
+        out,
         '<!DOCTYPE html>\n<html lang="en-GB"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><title>hypermlp: theory</title>'
         f"<style>\n{style}</style></head>\n<body><main>{chr(10).join(body)}</main>\n<script>\n{script}</script></body></html>\n",
-        encoding="utf-8",
+        force=force,
     )
     return out
 
@@ -281,4 +284,4 @@ def html_card(result: Result, known: Collection[str]) -> str:
 
 
 def origin() -> str:
-    return "Made by hypermlp theory --page: " + ", ".join(f"{k} {v}" for k, v in machine().items() if v is not None) + "."
+    return "Made by hypermlp theory --out: " + ", ".join(f"{k} {v}" for k, v in machine().items() if v is not None) + "."

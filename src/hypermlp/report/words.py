@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hypermlp.report.table1 import TITLES
 from hypermlp.studies.protocol import Expectation, Terms
-from hypermlp.verdicts.claims import LEVEL, NOTHING_TO_SEE, WORDS, Claim, Evidence, Verdict, smallest
+from hypermlp.verdicts.claims import LEVEL, NOISE, NOT_RUN, NOTHING_TO_SEE, WORDS, Claim, Evidence, Verdict, smallest
 from hypermlp.verdicts.estimates import NONE, gain_text, seeds_text, signed
 from hypermlp.verdicts.results import AVERAGE, LOSS
 
@@ -24,8 +24,8 @@ def smallest_words(measure: str, terms: Terms) -> str:
 
 
 def verdict_words(verdict: Verdict, limit: str = "") -> str:
-    """limit: what limits it, in more words."""
-    limit = limit or verdict.limit
+    """limit: what limits it, in more words. An interval that is too wide is what a reader expects."""
+    limit = limit or ("" if verdict.limit == NOISE else verdict.limit)
     return f"{verdict.word}: {limit}" if limit else verdict.word
 
 
@@ -44,7 +44,7 @@ def claim_words(claim: Claim) -> str:
         own = [item for item in claim.judged if item.verdict and item.verdict.limit == LEVEL]
         level = dict.fromkeys(smallest_words(item.measure, item.terms) for item in own)
         limit = f"no difference larger than {' or '.join(level)}"
-    elif claim.registered and claim.lacking and not claim.verdict.limit and claim.verdict.word == "not run":
+    elif claim.registered and claim.verdict.word == NOT_RUN:
         limit = ", ".join(map(measure_words, claim.lacking))
     return verdict_words(claim.verdict, limit)
 

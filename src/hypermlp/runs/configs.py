@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import types
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import torch
 
 from hypermlp import notice
+from hypermlp.checks import choose_from, did_you_mean, naming
 from hypermlp.data.corpus import INDEX, read_index
 from hypermlp.data.tokenizers import find_tokenizer
 from hypermlp.mixers import own
 from hypermlp.mixers.labels import SAME
 from hypermlp.models.budget import match_qk
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, match_inner_width
+from hypermlp.overrides import read_overrides
 from hypermlp.paper.configs import PAPER
 from hypermlp.paper.published import published
 from hypermlp.runs.config_files import PARTS, SUFFIXES, is_config_file, read_config_file
@@ -68,8 +70,13 @@ def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
     >>> configure("tiny", ["train.steps=100", "data.context=128"]).model.length
     128
     """
+    with naming(name) if is_config_file(name) else contextlib.nullcontext():
+        return read_config(name, overrides)
+
+
+def read_config(name: str, overrides: Iterable[str]) -> RunConfig:
     base, start, given = find_config(name)
-    named = dict(map(parse_override, overrides))
+    named = read_overrides(overrides, fields(), "a training run")
     mixer = named.get("model.mixer", ())
     own.adopt([mixer] if isinstance(mixer, str) else mixer)
     changes = {**given, **named}
@@ -102,7 +109,8 @@ def shorten(value: Any) -> str:
 
 def pay_with_qk(model: ModelConfig) -> ModelConfig:
     """The model with the width of q and k that the paper's rule gives it; itself where the rule changes nothing."""
-    if not isinstance(model.mixer, str) or (found := match_qk(model.mixer, model.width, model.length, model.heads)) is None:
+    found = match_qk(model.mixer, model.width, model.length, model.heads) if isinstance(model.mixer, str) else None
+    if found is None or found.size is None:
         return model
     notice.once(
         f"model.size={found.size} ({found.size / model.width:.3g} of the width, q and k) gives a layer of {model.mixer} "
@@ -131,13 +139,19 @@ def find_config(name: str) -> tuple[str, RunConfig, dict[str, Any]]:
     if not is_config_file(name):
         if name not in CONFIGS:
             known = ", ".join(CONFIGS)
-            raise ValueError(f"unknown configuration {name!r}; known are {known}, and files that end in {', '.join(SUFFIXES)}")
+            hint = did_you_mean(name, CONFIGS)
+            raise ValueError(
+                f"unknown configuration {name!r}; known are {known}, and files that end in {', '.join(SUFFIXES)}{hint}"
+            )
         return name, CONFIGS[name], {}
     base, texts = read_config_file(Path(name))
-    changes = dict(parse_override(f"{key}={text}") for key, text in texts.items())
+    changes: dict[str, Any] = {}
+    for key, text in texts.items():
+        with naming(f"[{key.partition('.')[0]}]"):
+            changes |= read_overrides([f"{key}={text}"], fields(), "a training run")
     if base is not None:
         if base not in CONFIGS:
-            raise ValueError(f"base ({base}) in {name} must be one of {', '.join(CONFIGS)}")
+            choose_from("base", base, tuple(CONFIGS))
         return base, CONFIGS[base], changes
     parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     for key, value in changes.items():
@@ -146,7 +160,7 @@ def find_config(name: str) -> tuple[str, RunConfig, dict[str, Any]]:
     try:
         return "", RunConfig.from_dict(parts), {}
     except TypeError as error:  # a field without a default is missing
-        raise ValueError(f'{name} lacks fields ({error}); give them, or a base such as base = "tiny"') from error
+        raise ValueError(f'it lacks fields ({error}); give them, or a base such as base = "tiny"') from error
 
 
 def follow_tokenizer(config: RunConfig, changes: dict[str, Any]) -> None:
@@ -218,60 +232,9 @@ def count(model: ModelConfig) -> int:
     return count_parameters(build_without_memory(model))
 
 
-# From text to a field's value
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """`train.steps=100` to its key and value."""
-    key, equals, value = text.partition("=")
-    kinds = fields()
-    if not equals or key not in kinds:
-        raise ValueError(f"{text!r} must be field=value with one of the fields {', '.join(kinds)}")
-    try:
-        return key, parse(kinds[key], value)
-    except ValueError as error:
-        raise ValueError(f"{key} ({value}) must be {describe(kinds[key])}") from error
-
-
 def fields() -> dict[str, Any]:
     """The fields that can be changed, with their types."""
     parts = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
     return {"budget": Budget} | {
         f"{part}.{f.name}": get_type_hints(made)[f.name] for part, made in parts.items() for f in dataclasses.fields(made)
     }
-
-
-def parse(kind: Any, text: str) -> Any:
-    """`text` as a value of this type; a ValueError if it is none."""
-    if get_origin(kind) in (Union, types.UnionType):
-        for choice in sorted(get_args(kind), key=lambda choice: choice is str):  # everything is a str
-            try:
-                return parse(choice, text)
-            except ValueError:
-                continue
-    elif get_origin(kind) is tuple:
-        parts = text.split(",")
-        kinds = get_args(kind)
-        if len(parts) > 1 and (kinds[-1] is ... or len(parts) == len(kinds)):
-            return tuple(parse(kinds[0], part) for part in parts)
-    elif get_origin(kind) is Literal:
-        if text in get_args(kind):
-            return text
-    elif kind is bool or kind is type(None):
-        words = {"true": True, "false": False} if kind is bool else {"none": None}
-        if text.lower() in words:
-            return words[text.lower()]
-    else:
-        return kind(text)
-    raise ValueError(f"{text!r} is not {describe(kind)}")
-
-
-def describe(kind: Any) -> str:
-    """A type in the words of a message."""
-    if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(map(describe, get_args(kind)))
-    if get_origin(kind) is tuple:
-        return f"{describe(get_args(kind)[0])}s with commas between them"
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(kind, "none")

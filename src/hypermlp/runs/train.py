@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,6 +15,7 @@ import torch
 
 from hypermlp import notice
 from hypermlp.batch import Batch
+from hypermlp.checks import same_settings
 from hypermlp.data.corpus import INDEX, SPLITS, Corpus, SplitName, open_corpus, read_corpus
 from hypermlp.data.packing import Batches
 from hypermlp.data.shards import prepare
@@ -116,12 +118,12 @@ def start(
         lag_extension: what HyperGLU gets at the new lags of such a model (mixers/lags.py).
     """
     check_loggers(loggers)
-    world = world or World()
+    world = (world or World()).arranged(config.train.mesh)
     trained = None
     if begin is not None:
         trained, tokenizer = trained_model(config, begin, lag_extension)
         config = dataclasses.replace(config, model=trained.config)  # its own sizes, whatever the name stands for
-    config.train.share(world.size)  # a batch that cannot be divided fails here,
+    config.train.share(world.along("dp"))  # a batch that cannot be divided fails here,
     parameters = count(config.model)  # and a model that cannot be built here
     folder = RunFolder(out)
     held = folder.take(resume) if world.main else None
@@ -150,7 +152,7 @@ def start(
         checkpoints = folder.open_checkpoints(world, config.train.keep, files)
         latest = checkpoints.latest()
         if latest is not None:
-            training.resume(checkpoints.load(latest, training.state()))
+            training.restore(partial(checkpoints.load, latest))
         steps = range(min(len(validation), config.train.evaluate_batches))
         held_out = [one for step in steps for one in validation.passes(step)]
         return Run(config, folder, world, corpus, batches, held_out, training, parameters, checkpoints, held, loggers, begin)
@@ -181,8 +183,8 @@ def make_batches(config: RunConfig, corpus: Corpus, split: SplitName, world: Wor
         micro=config.train.micro,
         seed=config.train.seed if split == "train" else None,
         documents=config.data.documents,
-        rank=world.rank,
-        world=world.size,
+        rank=world.batch_rank,
+        world=world.along("dp"),
     )
 
 
@@ -205,27 +207,16 @@ def write_down(config: RunConfig, corpus: Corpus, parameters: int, folder: RunFo
 
 def check_same(old: dict[str, Any], new: dict[str, Any], out: Path) -> None:
     """Refuse what would compute something else than the run in `out`, by what run.json says and would say."""
-    before, after = flat(old), flat(new)
     free = {f"config.train.{name}" for name in FREE}
-    if after["config.train.steps"] > before["config.train.steps"]:
+    before, after = old["config"]["train"], new["config"]["train"]
+    if after["steps"] > before["steps"]:
         free.add("config.train.steps")
-        end = before["config.train.decay"] or before["config.train.steps"]
-        if after["config.train.decay"] == end:
+        end = before["decay"] or before["steps"]
+        if after["decay"] == end:
             free.add("config.train.decay")
-        elif after["config.train.decay"] is None:
+        elif after["decay"] is None:
             notice.once(f"more train.steps also stretch the cosine; train.decay={end} leaves it as it was")
-    missing = "nothing"
-    differing = [key for key in before | after if before.get(key, missing) != after.get(key, missing) and key not in free]
-    if differing:
-        told = [f"{key.removeprefix('config.')} was {before.get(key)!r}, not {after.get(key)!r}" for key in differing]
-        raise ValueError(f"{out} holds a run that differs: {'; '.join(told)}. Give the old values, or a new folder")
-
-
-def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one with dotted keys."""
-    if not isinstance(value, dict):
-        return {name: value}
-    return {key: v for part, inner in value.items() for key, v in flat(inner, f"{name}.{part}".removeprefix(".")).items()}
+    same_settings(out, old, new, free=free)
 
 
 def find_corpus(data: DataConfig, shards: Path, world: World) -> Corpus:

@@ -1,4 +1,4 @@
-"""What a study will cost: a few steps and one evaluation of every contestant on every setting, and what they add up to."""
+"""What a study will cost: a few steps and one evaluation of every mixer on every setting, and what they add up to."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def measure_costs(study: Study, mixers: Sequence[str], seeds: int) -> Iterator[C
     """Measured here, one thread, one after the other; a search is taken without widening and ties."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as out, Folder(Path(out)) as folder:
-        for contest in study.plan_contests(folder, mixers):
-            job, *others = study.jobs(contest.setting, contest.mixer, contest.model, seed=0)
+        for pairing in study.plan_pairings(folder, mixers):
+            job, *others = study.jobs(pairing.setting, pairing.mixer, pairing.model, seed=0)
             context = Clock(folder.checkpoint(job.key))
             context.until = 1e-9  # one step
             try:
@@ -83,5 +83,5 @@ def measure_costs(study: Study, mixers: Sequence[str], seeds: int) -> Iterator[C
             if study.search is None:
                 runs = float(seeds * (1 + len(others)))
             else:  # other allocations of ranks are only searched
-                runs = study.search.runs + (seeds if contest.mixer in mixers else 0)
-            yield Cost(contest.mixer, contest.key, run.steps, median(times), look, looks, runs)
+                runs = study.search.runs + (seeds if pairing.mixer in mixers else 0)
+            yield Cost(pairing.mixer, pairing.key, run.steps, median(times), look, looks, runs)

@@ -22,6 +22,7 @@ from hypermlp.files import Record
 from hypermlp.mixers.hyper import HyperGLU, SequenceMixing
 from hypermlp.studies import mad
 from hypermlp.studies.mad import TaskJob, TaskStudy
+from hypermlp.studies.task_models import save_task_model
 from hypermlp.studies.worker import RunContext, Work
 from hypermlp.tasks.mad_settings import Setting, spell
 
@@ -33,7 +34,7 @@ DIGITS = 4  # of a kernel in the record
 
 
 class DemoStudy(TaskStudy):
-    """A study on tasks whose records of HyperGLU have its lag kernels besides."""
+    """A study on tasks whose records of HyperGLU have its lag kernels besides, and which saves its models."""
 
     @property
     def work(self) -> Work:
@@ -62,8 +63,13 @@ def demo_study(*, quick: bool = False) -> DemoStudy:
 
 
 def train(job: TaskJob, context: RunContext | None = None) -> Record:
-    """A run of a study on tasks; HyperGLU's record has its lag kernels besides, and those of READERS what they read."""
+    """A run of a study on tasks; HyperGLU's record has its lag kernels besides, and those of READERS what they read.
+
+    The models of the first seed stay in the study's folder, for the explorer.
+    """
     model, record = mad.train_model(job, context)
+    if context is not None and job.seed == 0:
+        save_task_model(context.models, model.cpu(), job, record)
     if job.mixer in READERS:
         (test,) = mad.load_data(job.setting, job.seed, job.study.rules.validation).test["test"]
         if job.mixer == SHOWN:

@@ -30,7 +30,7 @@ STARTS = 4  # workers in a row that may die before they are ready
 class Running:
     job: Job
     step: int = 0
-    steps: int = 0  # 0 as long as the run has not told
+    steps: int = 0  # 0 as long as the run has not said
     metrics: dict[str, float] = field(default_factory=dict)
 
     def share(self, steps: int) -> float:

@@ -3,6 +3,7 @@
     plan.json            what the runs have in common; where, when and by which command they were started
     runs.jsonl           one line per finished run
     checkpoints/         the unfinished runs, one folder each (train/checkpoint.py)
+    models/              what the demo leaves for the explorer (task_models.py)
     lock                 held by the one process that works here
 
 Only that process writes lines, each whole and on the disk before the next.
@@ -19,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from hypermlp import notice
+from hypermlp.checks import same_settings
 from hypermlp.files import Record, append_json_line, end_last_line, lock, read_json, read_json_lines, write_json, write_whole
 from hypermlp.provenance import provenance
 
@@ -69,7 +71,9 @@ class Folder:
         """Write down what is run, and by whom. What the plan said before must not change; it may grow."""
         path = self.path / "plan.json"
         starts = read_json(path)["starts"] if path.exists() else []
-        self.plan = merge(self.plan, json.loads(json.dumps(plan)), str(self.path))
+        new = json.loads(json.dumps(plan))
+        same_settings(self.path, self.plan, new, grows=True)
+        self.plan = merge(self.plan, new)
         self.start = len(starts)
         write_json(path, {"plan": self.plan, "starts": [*starts, provenance()]})
 
@@ -108,12 +112,8 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def merge(old: Any, new: Any, where: str, name: str = "") -> Any:
-    """Both plans together; a ValueError names the first value in which they differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        both = {part: merge(old[part], new[part], where, f"{name}.{part}") for part in old if part in new}
-        return {**old, **new, **both}
-    if old != new:
-        label = name.removeprefix(".")
-        raise ValueError(f"{where} holds runs with {label} = {old!r}, not {new!r}; choose another folder, or the old value")
-    return new
+def merge(old: Any, new: Any) -> Any:
+    """Both plans together, where they agree in what both have."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **new, **{part: merge(old[part], new[part]) for part in old if part in new}}

@@ -65,7 +65,16 @@ class LanguageStudy(Study):
     measure: ClassVar[str] = "validation_loss"
     rate_field: ClassVar[str] = "lr"
     flat: ClassVar[bool] = True
-    since: ClassVar[tuple[str, ...]] = (*Study.since, "micro", "vocabulary", "decay", "final", "betas", "decayed", "style")
+    added_later: ClassVar[tuple[str, ...]] = (
+        *Study.added_later,
+        "micro",
+        "vocabulary",
+        "decay",
+        "final",
+        "betas",
+        "decayed",
+        "style",
+    )
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "length", "batch", "steps", "evaluations", "sample"):

@@ -18,11 +18,11 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hypermlp.checks import choose_from
 from hypermlp.files import Record
-from hypermlp.mixers import build_mixer, own
+from hypermlp.mixers import build_mixer, lora, own
 from hypermlp.models.budget import MatchedModel, match_models
 from hypermlp.models.lm import count_parameters, published_inner
 from hypermlp.models.mad import build_model
@@ -38,7 +38,7 @@ from hypermlp.train.optimisation import Precision, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Protocol:
+class Rules:
     """The rules by which a run trains and is scored."""
 
     validation: bool  # there is a validation set; without one the test set takes its place
@@ -50,8 +50,8 @@ class Protocol:
 
 
 PROTOCOLS = {
-    "faithful": Protocol(validation=False, warmup=0, cosine=False, clip=None, solved=0.999, evaluations=None),
-    "clean": Protocol(validation=True, warmup=0.05, cosine=True, clip=1.0, solved=None, evaluations=12),
+    "faithful": Rules(validation=False, warmup=0, cosine=False, clip=None, solved=0.999, evaluations=None),
+    "clean": Rules(validation=True, warmup=0.05, cosine=True, clip=1.0, solved=None, evaluations=12),
 }
 
 
@@ -72,12 +72,15 @@ class TaskStudy(Study):
     rates: tuple[float, ...] = (1e-4, 5e-4, 1e-3)
     decays: tuple[float, ...] = (0.0, 0.1)
     changes: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # per task, to its settings
+    # Task → steps, lr and changes of a training that comes before: then adapters alone train (mixers/lora.py), or, in a mixer
+    # without any, everything.
+    pretrain: dict[str, dict[str, Any]] | None = None
     solved: float | None = None  # validation accuracy above which a run ends; None: as the protocol has it
 
     kind: ClassVar[str] = "mad"
     rate_field: ClassVar[str] = "rates"
     chosen: ClassVar[tuple[str, ...]] = ("tasks", "scale")
-    since: ClassVar[tuple[str, ...]] = (*Study.since, "solved")
+    added_later: ClassVar[tuple[str, ...]] = (*Study.added_later, "solved", "pretrain")
 
     def __post_init__(self) -> None:
         each_once("tasks", self.tasks)
@@ -94,6 +97,12 @@ class TaskStudy(Study):
         counts = [getattr(self, name) for name in ("width", "depth", "batch", "examples", "tests", "epochs")]
         if any(value is not None and value < 1 for value in [*counts, *(self.steps or {}).values()]):
             raise ValueError(f"width, depth, batch, examples, tests, epochs and steps must be at least 1: {self}")
+        for task, before in (self.pretrain or {}).items():
+            choose_from("task in pretrain", task, self.tasks)
+            if set(before) != {"steps", "lr", "changes"}:
+                raise ValueError(f"pretrain.{task} must say steps, lr and changes, not {', '.join(before)}")
+        if self.pretrain is not None and (missing := [task for task in self.tasks if task not in self.pretrain]):
+            raise ValueError(f"pretrain must be given for every task; {', '.join(missing)} has none")
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("a run's length is given in epochs or in steps: give one of them")
         if not self.rates or min(self.rates) <= 0 or not self.decays or min(self.decays) < 0:
@@ -112,7 +121,7 @@ class TaskStudy(Study):
             check_given(self.search, needed, found, (rate for rates in self.given.values() for rate in rates.values()))
 
     @property
-    def rules(self) -> Protocol:
+    def rules(self) -> Rules:
         return PROTOCOLS[self.protocol]
 
     @property
@@ -157,7 +166,11 @@ class TaskStudy(Study):
         return build_model(setting, make_mixer, self.width, inner, self.depth)
 
     def match(self, setting: Setting, mixers: Sequence[str]) -> dict[str, MatchedModel]:
-        return match_models(mixers, self.width, setting.seq_len, partial(self.build, setting), published_inner(self.width))
+        # A mixer and the same with adapters have one model before they adapt.
+        base = {mixer: mixer if self.pretrain is None else lora.split(mixer)[0] for mixer in mixers}
+        names, build = list(dict.fromkeys(base.values())), partial(self.build, setting)
+        found = match_models(names, self.width, setting.seq_len, build, published_inner(self.width))
+        return {mixer: found[base[mixer]] for mixer in mixers}
 
     def at_rate(self, rate: float) -> Self:
         return dataclasses.replace(self, rates=(rate,))
@@ -340,6 +353,9 @@ def train_model(job: TaskJob, context: RunContext | None = None) -> tuple[nn.Mod
         return task.scores(model, sets, study.batch, job.setting, clean=clean, slices=slices)
 
     model = job.build()
+    if study.pretrain is not None:
+        model.load_state_dict({**model.state_dict(), **pretrained(job)})
+        lora.freeze(model)
     run = Fit(
         model if context is None else model.to(context.device),
         job.recipe,
@@ -362,6 +378,24 @@ def train_model(job: TaskJob, context: RunContext | None = None) -> tuple[nn.Mod
         "seconds": run.seconds,
         "tokens_per_second": run.tokens / run.seconds,
     }
+
+
+BASES: dict[str, dict[str, Tensor]] = {}  # the job, spelled out → weights; the last alone, from which mixers of a seed begin
+
+
+def pretrained(job: TaskJob) -> dict[str, Tensor]:
+    """The weights from which a job adapts: its mixer without adapters, trained on the setting that comes before."""
+    study, task = job.study, job.setting.task
+    assert study.pretrain is not None
+    before = study.pretrain[task]
+    changed: dict[str, Any] = {"steps": {task: before["steps"]}, "changes": {task: before["changes"]}}
+    own = dataclasses.replace(study, pretrain=None, given=None, search=None, epochs=None, tasks=(task,), **changed)
+    (setting,) = own.settings_of(task)
+    base = dataclasses.replace(job, mixer=lora.split(job.mixer)[0], setting=setting, study=own, lr=before["lr"])
+    if (key := repr(base)) not in BASES:
+        BASES.clear()
+        BASES[key] = train_model(base)[0].state_dict()
+    return BASES[key]
 
 
 def latest(run: Fit) -> dict[str, float]:

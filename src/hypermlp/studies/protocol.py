@@ -14,16 +14,15 @@ verdicts/registration.py.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hypermlp.checks import choose_from
+from hypermlp.checks import choose_from, naming
 from hypermlp.studies.language import LanguageStudy
 from hypermlp.studies.mad import TaskStudy
 from hypermlp.studies.search import Search
@@ -161,15 +160,6 @@ def new_comparisons(values: dict[str, Any]) -> tuple[Comparison, ...]:
         with naming(f"[[comparisons]] {number}"):
             found.append(new(Comparison, item))
     return tuple(found)
-
-
-@contextlib.contextmanager
-def naming(place: str) -> Iterator[None]:
-    """A mistake found within says where it is."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
 
 
 def with_search(numbers: dict[str, Any], rate_field: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from hypermlp.studies.worker import Job, Work
 from hypermlp.train.optimisation import Precision
 
 
-class Contest(NamedTuple):
+class Pairing(NamedTuple):
     """One mixer on one setting."""
 
     key: str  # of the setting
@@ -44,7 +44,7 @@ class Study(ABC):
     """What the runs of a study have in common."""
 
     precision: Precision = "float32"
-    init: Init = "paper"  # how convolutions and lag factors begin, in every contestant that has them (docs/layer.md)
+    init: Init = "paper"  # how convolutions and lag factors begin, in every mixer that has them (docs/layer.md)
     search: Search | None = None  # how each mixer's learning rate is chosen on each setting; None: it is given
     given: dict[str, Any] | None = dataclasses.field(default=None, hash=False)  # mixer → its rate, or task → its rate
 
@@ -54,7 +54,7 @@ class Study(ABC):
     flat: ClassVar[bool] = False  # there is one setting, which the plan's models are not filed under
     chosen: ClassVar[tuple[str, ...]] = ()  # fields that say which runs to do, not how
     # Fields that older plans lack: written unless they have their default.
-    since: ClassVar[tuple[str, ...]] = ("precision", "init", "search", "given")
+    added_later: ClassVar[tuple[str, ...]] = ("precision", "init", "search", "given")
 
     @property
     @abstractmethod
@@ -93,7 +93,7 @@ class Study(ABC):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             decided = (self.search is not None or self.given is not None) and field.name == self.rate_field
-            if decided or field.name in self.chosen or (field.name in self.since and value == field.default):
+            if decided or field.name in self.chosen or (field.name in self.added_later and value == field.default):
                 continue
             value = value.to_plan() if isinstance(value, Search) else value
             values[field.name] = list(value) if isinstance(value, tuple) else value
@@ -119,58 +119,58 @@ class Study(ABC):
         """
         self.check(mixers, seeds)
         with Folder(out) as folder:
-            contests = self.plan_contests(folder, mixers)
+            pairings = self.plan_pairings(folder, mixers)
             run = partial(engine.run, folder, executor=executor, checkpoint_seconds=checkpoint_seconds, tell=tell, done=done)
             run = partial(run, retry_failed=retry_failed, marks=marks)
             if self.search is None:
-                return run(self.list_jobs(contests, seeds), self.work)
-            agenda = Agenda(self, folder, contests, seeds)
+                return run(self.list_jobs(pairings, seeds), self.work)
+            agenda = Agenda(self, folder, pairings, seeds)
             if retry_failed:
                 agenda.forget_failures()
             run(agenda.ready(), search.train, follow=agenda.follow)
             return [folder.records[job.key] for job in agenda.finals()]
 
-    def next_trials(self, contests: Sequence[Contest], records: Collection[Record]) -> list[Trial]:
-        """The runs that the search needs next, by setting and seed; none when all contests are decided."""
+    def next_trials(self, pairings: Sequence[Pairing], records: Collection[Record]) -> list[Trial]:
+        """The runs that the search needs next, by setting and seed; none when all pairings are decided."""
         assert self.search is not None
         found, trials = read_search(self.search, records), []
         for seed in self.search.own_seeds:
-            for contest in contests:
-                outcome = found.get((contest.mixer, contest.key)) or settle(self.search, {})
-                trials += [self.trial(contest, seed, rate, rung) for rate, rung in outcome.missing]
+            for pairing in pairings:
+                outcome = found.get((pairing.mixer, pairing.key)) or settle(self.search, {})
+                trials += [self.trial(pairing, seed, rate, rung) for rate, rung in outcome.missing]
         have = {record["key"] for record in records}
         return [trial for trial in trials if trial.key not in have]
 
-    def trial(self, contest: Contest, seed: int, rate: float, rung: float) -> Trial:
-        (job,) = self.at_rate(rate).jobs(contest.setting, contest.mixer, contest.model, seed)
+    def trial(self, pairing: Pairing, seed: int, rate: float, rung: float) -> Trial:
+        (job,) = self.at_rate(rate).jobs(pairing.setting, pairing.mixer, pairing.model, seed)
         return Trial(job=job, work=self.work, measure=self.measure, rate=rate, rung=rung)
 
     def plan_jobs(self, folder: Folder, mixers: Sequence[str], seeds: int) -> list[Job]:
         """Write the plan into the folder, and list its runs, of a study without a search."""
-        return self.list_jobs(self.plan_contests(folder, mixers), seeds)
+        return self.list_jobs(self.plan_pairings(folder, mixers), seeds)
 
-    def list_jobs(self, contests: Sequence[Contest], seeds: int) -> list[Job]:
+    def list_jobs(self, pairings: Sequence[Pairing], seeds: int) -> list[Job]:
         """The runs of a study without a search, by setting and seed."""
         return [
             job
-            for _, own in groupby(contests, key=lambda contest: contest.key)
-            for seed, contest in product(range(seeds), list(own))
-            for job in self.jobs(contest.setting, contest.mixer, contest.model, seed)
+            for _, own in groupby(pairings, key=lambda pairing: pairing.key)
+            for seed, pairing in product(range(seeds), list(own))
+            for job in self.jobs(pairing.setting, pairing.mixer, pairing.model, seed)
         ]
 
-    def chosen_jobs(self, contests: Sequence[Contest], seeds: int, choices: Mapping[Place, Choice]) -> list[Job]:
+    def chosen_jobs(self, pairings: Sequence[Pairing], seeds: int, choices: Mapping[Place, Choice]) -> list[Job]:
         """The runs that count after a search, by setting and seed."""
         found: list[Job] = []
-        places = {(contest.mixer, contest.key): contest for contest in contests}
-        for key in dict.fromkeys(contest.key for contest in contests):
+        places = {(pairing.mixer, pairing.key): pairing for pairing in pairings}
+        for key in dict.fromkeys(pairing.key for pairing in pairings):
             own = [(mixer, choice) for (mixer, setting), choice in choices.items() if setting == key]
             for seed, (mixer, (variant, rate)) in product(range(seeds), own):
-                if (contest := places.get((variant, key))) is not None:
-                    (job,) = self.at_rate(rate).jobs(contest.setting, variant, contest.model, seed)
+                if (pairing := places.get((variant, key))) is not None:
+                    (job,) = self.at_rate(rate).jobs(pairing.setting, variant, pairing.model, seed)
                     found.append(Chosen(job=job, work=self.work, mixer=mixer, variant=variant))
         return found
 
-    def plan_contests(self, folder: Folder, mixers: Sequence[str]) -> list[Contest]:
+    def plan_pairings(self, folder: Folder, mixers: Sequence[str]) -> list[Pairing]:
         """Write the plan into the folder, and match the models. Mixers that came before take part in the budget.
 
         Those that are gone (removed, or somebody's own code that is not named now) cannot; what they and the others have done
@@ -181,11 +181,11 @@ class Study(ABC):
         mixers = mixers if self.search is None else [name for mixer in mixers for name in self.search.variants(mixer)]
         before = dict.fromkeys(name for models in known.values() for name in models)
         there = [name for name in before if is_known(name)]
-        contestants = list(dict.fromkeys([*there, *mixers]))
-        contests: list[Contest] = []
+        everyone = list(dict.fromkeys([*there, *mixers]))
+        pairings: list[Pairing] = []
         models: dict[str, Any] = {}
         for key, setting in self.settings().items():
-            matched, old = self.match(setting, contestants), known.get(key, {})
+            matched, old = self.match(setting, everyone), known.get(key, {})
             if len(there) < len(before) and all(name in old for name in mixers):  # who is gone may have been the largest
                 matched |= {
                     name: dataclasses.replace(matched[name], inner=old[name]["inner"]) for name in old if name in matched
@@ -198,28 +198,28 @@ class Study(ABC):
                     f"{', '.join(changed)} would have to be trained again to match it; run all of them in another folder than "
                     f"{folder.path}"
                 )
-            contests += [Contest(key, setting, name, matched[name]) for name in mixers]
+            pairings += [Pairing(key, setting, name, matched[name]) for name in mixers]
         folder.begin({**self.numbers(), "models": models[""] if self.flat else models, "own": own.adopt(mixers)})
-        return contests
+        return pairings
 
 
 class Agenda:
     """What a study that searches has to do next: trials of mixers that are not decided, and the runs of those that are."""
 
-    def __init__(self, study: Study, folder: Folder, contests: Sequence[Contest], seeds: int) -> None:
+    def __init__(self, study: Study, folder: Folder, pairings: Sequence[Pairing], seeds: int) -> None:
         assert study.search is not None
-        self.study, self.rules, self.folder, self.contests, self.seeds = study, study.search, folder, contests, seeds
+        self.study, self.rules, self.folder, self.pairings, self.seeds = study, study.search, folder, pairings, seeds
         self.asked: set[str] = set()
         self.tried_again: set[str] = set()
 
     def finals(self) -> list[Job]:
         """The runs that count, of the searches that are finished."""
         choices = choose(self.rules, read_search(self.rules, self.folder.records.values()))
-        return self.study.chosen_jobs(self.contests, self.seeds, choices)
+        return self.study.chosen_jobs(self.pairings, self.seeds, choices)
 
     def ready(self) -> list[Job]:
         """All that can be done now and was not asked for before; what is decided comes first, so that settings end in turn."""
-        trials = self.study.next_trials(self.contests, self.folder.records.values())
+        trials = self.study.next_trials(self.pairings, self.folder.records.values())
         found: list[Job] = [job for job in (*self.finals(), *trials) if job.key not in self.asked]
         self.asked |= {job.key for job in found}
         return found
@@ -239,11 +239,11 @@ class Agenda:
         """Where this was the last trial of its rung, delete what those that do not go on have saved."""
         records, place = self.folder.records.values(), place_of(record)
         outcome = read_search(self.rules, (own for own in records if place_of(own) == place))[place]
-        contest = next(one for one in self.contests if (one.mixer, one.key) == place)
+        pairing = next(one for one in self.pairings if (one.mixer, one.key) == place)
         if all(rung != record["rung"] for _, rung in outcome.missing):
             ended = set(outcome.rates) - {rate for rate, _ in outcome.missing}
             for rate, seed in product(ended, self.rules.own_seeds):
-                delete(self.folder.checkpoint(self.study.trial(contest, seed, rate, 1.0).run))
+                delete(self.folder.checkpoint(self.study.trial(pairing, seed, rate, 1.0).run))
 
     def forget_failures(self) -> None:
         for key in [key for key, record in self.folder.records.items() if is_failed_trial(record)]:

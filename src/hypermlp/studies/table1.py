@@ -1,7 +1,4 @@
-"""Table 1: who takes part here (the paper's labels, and rivals that it compares with elsewhere), and its two studies.
-
-`hypermlp table1` runs both into one folder, from which `hypermlp report` makes the table with the paper's values beside.
-"""
+"""Table 1's two studies, which `hypermlp study run table1` runs into one folder; the page has the paper's values beside."""
 
 from __future__ import annotations
 
@@ -10,39 +7,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from hypermlp.checks import choose_from
-from hypermlp.mixers import DISTINCT, VARIANTS
-from hypermlp.mixers.labels import TABLE1
 from hypermlp.studies.executors import find_device
 from hypermlp.studies.language import language_study
 from hypermlp.studies.mad import task_study
 from hypermlp.studies.search import Search
 from hypermlp.studies.study import Study
 
-# Enough labels for every finding of the paper's "Result analysis", and four rivals.
-CORE = (
-    *("S", "S-p", "S-pc", "R-pc", "R-cg-q", "R-cg-q-12o", "G-cg-q", "G-cg-q-12o", "R-12!", "R-12o!"),
-    *("G-cg-q-1o", "R-c-q", "R-c-v", "deltanet", "gated_deltanet", "gla", "mamba"),
-)
-GROUPS: dict[str, Sequence[str]] = {
-    "core": CORE,
-    "labels": TABLE1,
-    "rivals": DISTINCT,
-    "variants": VARIANTS,
-    "all": (*TABLE1, *DISTINCT),
-}
-
-
-def contestants(text: str) -> list[str]:
-    """Names, labels and groups with commas between them, each once: "core", "labels,mamba", "G-cg-q-12o,S-pc"."""
-    found: dict[str, None] = {}
-    for name in filter(None, (part.strip() for part in text.split(","))):
-        found.update(dict.fromkeys(GROUPS.get(name, (name,))))
-    return list(found)
+PARTS = ("mad", "language")
+SCALES = ("quick", "laptop", "paper")
 
 
 def table1_studies(
     scale: str,
-    half: str = "both",
+    parts: Sequence[str] = PARTS,
     *,
     corpus: str | None = None,
     device: str = "auto",
@@ -53,13 +30,14 @@ def table1_studies(
 
     The paper's scale is its protocol on GPUs, in bfloat16; a CPU must be asked for by name, and computes in float32.
     """
-    choose_from("half", half, ("both", "mad", "language"))
-    choose_from("scale", scale, ("paper", "laptop", "quick"))
+    for part in parts:
+        choose_from("half of Table 1 (--tasks)", part, PARTS)
+    choose_from("scale", scale, SCALES)
     paper = scale == "paper"
-    if paper and half != "mad" and corpus is None:
+    if paper and "language" in parts and corpus is None:
         raise ValueError(
-            "the language half at the paper's scale needs --corpus: OpenWebText2, made ready with hypermlp data prepare; "
-            "--half mad does without"
+            "the language half at the paper's scale needs corpus=FOLDER: OpenWebText2, made ready with hypermlp data prepare; "
+            "--tasks mad does without"
         )
     gpu = find_device(device) == "cuda"
     if paper and not gpu and device != "cpu":
@@ -70,9 +48,9 @@ def table1_studies(
     precision: Any = "bfloat16" if paper and gpu else "float32"
     protocol, mad_scale = ("faithful", "full") if paper else ("clean", scale)
     studies: dict[str, Study] = {}
-    if half != "language":
+    if "mad" in parts:
         studies["mad"] = task_study(protocol, mad_scale, precision=precision, init=init, search=search)
-    if half != "mad":
+    if "language" in parts:
         language = language_study(scale, corpus=corpus, init=init)
         studies["language"] = dataclasses.replace(language, precision=precision, search=search)
     return studies

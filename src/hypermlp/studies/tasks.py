@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from hypermlp.checks import choose_from
+from hypermlp.checks import choose_from, did_you_mean
 from hypermlp.files import Record
 from hypermlp.mixers import own
 from hypermlp.mixers.base import Mixer
@@ -27,7 +27,7 @@ from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.mixers.lags import LagExtension, extend_layer, find_lags
 from hypermlp.models.budget import MatchedModel
 from hypermlp.studies import mad
-from hypermlp.studies.mad import PROTOCOLS, Protocol, TaskJob, TaskStudy
+from hypermlp.studies.mad import PROTOCOLS, Rules, TaskJob, TaskStudy
 from hypermlp.studies.search import Search, choose_search
 from hypermlp.studies.study import Study
 from hypermlp.studies.worker import RunContext, Work
@@ -51,7 +51,7 @@ class ScaledStudy(TaskStudy):
     own: tuple[str, ...] = ()
 
     kind: ClassVar[str] = "tasks"
-    since: ClassVar[tuple[str, ...]] = Study.since
+    added_later: ClassVar[tuple[str, ...]] = Study.added_later
     chosen: ClassVar[tuple[str, ...]] = ("tasks", "scale", "examples", "tests", "epochs", "changes", "own")
 
     @property
@@ -59,7 +59,7 @@ class ScaledStudy(TaskStudy):
         return tuple(TASKS)
 
     @property
-    def rules(self) -> Protocol:
+    def rules(self) -> Rules:
         return dataclasses.replace(PROTOCOLS[self.protocol], solved=self.solved, evaluations=self.evaluations)
 
     @property
@@ -176,9 +176,9 @@ def scaled_studies(
     tasks = find_tasks(names)
     if mads := [name for name in tasks if name in MAD]:
         if depth is not None:
-            raise ValueError("the models of MAD have two layers; leave --depth out")
+            raise ValueError("the models of MAD have two layers; leave depth out")
         if changes:
-            raise ValueError("the settings of MAD are the benchmark's; leave --set out")
+            raise ValueError(f"the settings of MAD are the benchmark's; leave {', '.join(changes)} out")
         options: dict[str, Any] = {"steps": steps, "batch": batch, "width": width, "init": init}
         options |= {"search": choose_search(lr)} if search else {"lr": lr}
         found["mad"] = mad.task_study("clean", FAMILIES_OF_MAD[scale], mads, **options)
@@ -198,12 +198,17 @@ def scaled_studies(
                 own=place,
                 changes={name: read_changes(name, changes)} if changes else {},
                 init=choose_init(init, scale),
-                search=Search(rates=rates, rungs=(0.3, 1.0), keep=0.33, widen=1) if searched else None,
+                search=choose_rates(rates) if searched else None,
                 width=width or numbers.width,
                 depth=depth or numbers.depth,
                 batch=batch or numbers.batch,
             )
     return found
+
+
+def choose_rates(rates: tuple[float, ...]) -> Search:
+    """A search among these rates; the usual one, where a scale has a single rate."""
+    return Search(rates=rates, rungs=(0.3, 1.0), keep=0.33, widen=1) if len(rates) > 1 else choose_search()
 
 
 def read_changes(task: str, changes: Sequence[str]) -> dict[str, Any]:
@@ -223,7 +228,8 @@ def read_changes(task: str, changes: Sequence[str]) -> dict[str, Any]:
             found[name] = readers[type(known[name] if value else None)](value)
         except (KeyError, ValueError):
             usual = ", ".join(f"{key}={str(one).lower() if isinstance(one, bool) else one}" for key, one in known.items())
-            raise ValueError(f"--set {text}: the settings of {task} have {usual}") from None
+            hint = did_you_mean(name, known) if name not in known else ""
+            raise ValueError(f"{text}: the settings of {task} have {usual}{hint}") from None
     return found
 
 

@@ -84,8 +84,13 @@ class RunContext:
         self.connection, self.every, self.device = connection, every, torch.device(device)
         self.checkpoints = Checkpoints(checkpoints, World(), keep=1)
         self.saved = time.monotonic()
-        self.told = -math.inf
+        self.reported = -math.inf
         self.until: float | None = None  # the share of the steps after which the run is paused; None: it goes to its end
+
+    @property
+    def models(self) -> Path:
+        """Where a run may leave its model: in the study's folder, beside the checkpoints."""
+        return self.checkpoints.folder.parents[1] / "models"
 
     @property
     def world(self) -> World:
@@ -115,8 +120,8 @@ class RunContext:
             self.save(step, *state())
         if asked:
             raise Stopped
-        if now - self.told >= 0.2 or step == steps:
-            self.told = now
+        if now - self.reported >= 0.2 or step == steps:
+            self.reported = now
             send(self.connection, "step", (step, steps, metrics))
 
     def save(self, step: int, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:

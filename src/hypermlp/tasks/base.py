@@ -273,9 +273,7 @@ class Task(ABC):
     def scale(self, name: str) -> Scale:
         choose_from("scale", name, SCALES)
         if name == "published" and name not in self.scales:
-            raise ValueError(
-                f"{self.name} has no published sizes; use laptop, and --width, --depth, --steps or --set for others"
-            )
+            raise ValueError(f"{self.name} has no published sizes; use laptop, with other width=, depth=, steps= or fields")
         return self.scales.get(name) or Scale(settings=(self.baseline,))
 
     def tokens(self, setting: Any, rows: Any) -> int:

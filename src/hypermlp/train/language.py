@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
+from hypermlp import notice
 from hypermlp.batch import Batch
 from hypermlp.checks import choose_from, divisible
 from hypermlp.eval_mode import evaluating
@@ -29,6 +30,7 @@ class TrainConfig(Recipe):
     batch: int  # sequences of an update, over all processes
     micro: int  # sequences that a process computes at once; the rest of its share is accumulated
     parallel: Parallel = "fsdp"  # how several processes share the work
+    mesh: str = ""  # with fsdp: what they share, such as "dp=2,tp=2" (batch and parameters, heads); empty: dp alone
     checkpointing: bool = False  # recompute blocks in the backward pass: less memory, a third more work
     evaluate_every: int = 100
     evaluate_batches: int = 20  # of an evaluation, each of `batch` sequences, over all processes
@@ -47,18 +49,19 @@ class TrainConfig(Recipe):
         self.share(1)
 
     def share(self, processes: int) -> int:
-        """Sequences of an update that each process computes."""
+        """Sequences of an update that each of so many processes computes."""
         divisible("train.batch", self.batch, self.micro * processes, f"train.micro × processes ({self.micro} × {processes})")
         return self.batch // processes
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields; without `decayed` where it is the usual, as in files from before it was a choice."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if (name, value) != ("decayed", "matrices")}
+        """Its fields; without those that are as in files from before they were a choice."""
+        usual = {("decayed", "matrices"), ("mesh", "")}
+        return {name: value for name, value in dataclasses.asdict(self).items() if (name, value) not in usual}
 
 
 def new_training(model: LanguageModel, config: TrainConfig, world: World | None = None) -> Training:
     """The model spread over the processes of `world`, ready for its first update."""
-    world = world or World()
+    world = (world or World()).arranged(config.mesh)
     model.checkpointing = config.checkpointing
     return Training(distribute(model, config.parallel, config.precision == "bfloat16", world), config, world)
 
@@ -93,6 +96,10 @@ def train(
         stopping: asked before every update.
     """
     world = training.world
+    if sample is not None and world.along("cp") > 1:
+        if world.main:
+            notice.once("no text is sampled during training: processes that share sequences (cp) cannot decode")
+        sample = None
     saved = training.step
     while training.step < config.steps and not any(world.sum(stopping())):
         done = training.update(batch(training.step))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -24,7 +24,9 @@ from hypermlp.config import IGNORED
 from hypermlp.errors import RunError
 from hypermlp.eval_mode import evaluating
 from hypermlp.models.lm import token_loss
+from hypermlp.models.parallel import in_blocks
 from hypermlp.models.saved import weights
+from hypermlp.train.blocks import fill_blocks, without_blocks
 from hypermlp.train.distributed import World, no_sync, reshard, unwrapped
 from hypermlp.train.optimisation import Recipe, parameter_groups
 
@@ -77,7 +79,9 @@ class Training:
     def update(self, passes: Sequence[Batch]) -> Step:
         """One update from this process's share of the batch."""
         begin = time.perf_counter()
-        self.seed(((self.recipe.seed * 1_000_003 + self.step) * 65_537 + self.world.rank) % 2**63)
+        rank = self.world.rank // self.world.along("tp")
+        self.seed(((self.recipe.seed * 1_000_003 + self.step) * 65_537 + rank) % 2**63)
+        passes = self.world.own(passes)
         counted, seen = self.world.sum(*count(passes))
         rate = self.recipe.rate(self.step)
         for group in self.optimiser.param_groups:
@@ -107,7 +111,7 @@ class Training:
         for i, one in enumerate(passes):
             with no_sync(self.model) if i + 1 < len(passes) else nullcontext():
                 part = self.total_loss(one) / max(counted, 1)
-                (part * self.world.size).backward()  # gradients are averaged over processes, and should be summed
+                (part * self.world.along("dp", "cp")).backward()  # gradients are averaged over these, and should be summed
             parts.append(part.detach())
         return self.world.sum(float(torch.stack(parts).sum()))[0]
 
@@ -150,25 +154,41 @@ class Training:
     @torch.no_grad()
     def evaluate(self, passes: Sequence[Batch]) -> float:
         """Mean loss over the counted targets of all processes, in eval mode."""
+        passes = self.world.own(passes)
         with evaluating(self.model):
             total = sum(float(self.total_loss(one)) for one in passes)
         total, counted = self.world.sum(total, count(passes)[0])
         return total / max(counted, 1)
 
     def state(self) -> dict[str, Tensor]:
-        """All that a checkpoint needs beside the step; the tensors are those in use."""
-        reshard(self.model)
-        model = unwrapped(self.model)
-        found = {f"model.{name}": tensor for name, tensor in weights(model).items()}
-        for name, p in model.named_parameters():
-            found |= {f"optimiser.{name}.{moment}": self.optimiser.state[p][moment] for moment in MOMENTS}
-        return found
+        """All that a checkpoint needs beside the step; the tensors are those in use, but for blocks of heads (blocks.py)."""
+        found, stacked = self.tensors()
+        return found | {name: without_blocks(found[name]) for name in stacked}
+
+    def restore(self, load: Callable[[dict[str, Tensor]], int]) -> None:
+        """Continue from a checkpoint, which `load` fills into a state, and whose step it returns."""
+        state = self.state()
+        step = load(state)
+        found, stacked = self.tensors()
+        for name in stacked:
+            fill_blocks(found[name], state[name])
+        self.resume(step)
 
     def resume(self, step: int) -> None:
         """Continue after `step`, with the state of that step filled in."""
         self.step = step
         for state in self.optimiser.state.values():
             state["step"].fill_(step)
+
+    def tensors(self) -> tuple[dict[str, Tensor], list[str]]:
+        """All tensors of model and optimiser in use, and the names of those that hold blocks of heads."""
+        reshard(self.model)
+        model = unwrapped(self.model)
+        found = {f"model.{name}": tensor for name, tensor in weights(model).items()}
+        for name, p in model.named_parameters():
+            found |= {f"optimiser.{name}.{moment}": self.optimiser.state[p][moment] for moment in MOMENTS}
+        kinds = ("model.{}", *(f"optimiser.{{}}.{moment}" for moment in MOMENTS))
+        return found, [kind.format(name) for name in sorted(in_blocks(model)) for kind in kinds]
 
 
 def fusible(model: nn.Module) -> bool:

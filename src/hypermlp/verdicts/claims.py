@@ -29,7 +29,7 @@ FEW = "too few seeds"
 NOISE = "the interval is too wide"
 SMALL = "too small to matter"
 LEVEL = "no difference that matters"  # the whole interval is smaller
-NO_LOSS = "no loss"  # which does not fail a claim, and supports none
+NO_LOSS = "no loss, which supports nothing"
 
 
 class Verdict(NamedTuple):

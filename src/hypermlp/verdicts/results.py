@@ -327,4 +327,5 @@ NAMES = {
 
 def plain_name(mixer: str) -> str:
     """What a reader may know the mixer by; the label where there is nothing else."""
-    return NAMES.get(mixer) or title_of(mixer) or mixer
+    base, bracket, rest = mixer.partition(" (")  # behind it is what tells training runs apart
+    return (NAMES.get(base) or title_of(base) or base) + bracket + rest

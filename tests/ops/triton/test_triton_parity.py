@@ -1,6 +1,6 @@
 """The Triton kernels, run by Triton's interpreter, equal the dense reference in values and all gradients.
 
-Scratch and outputs are filled with NaN first. On a GPU the same kernels run compiled: `hypermlp bench gpu` repeats the
+Scratch and outputs are filled with NaN first. On a GPU the same kernels run compiled: `hypermlp gpu check` repeats the
 comparison there.
 """
 

@@ -58,10 +58,10 @@ class HyperConfig(PreTrainedConfig):
         """Of the mixers, also where `heads` leaves it to them."""
         if self.heads is not None:
             return self.heads
-        counts = [mixer.n_head for mixer in meta_mixers(self.plain()) if hasattr(mixer, "n_head")]
-        if not counts:
+        found: list[Any] = [mixer for mixer in meta_mixers(self.plain()) if hasattr(mixer, "n_head")]
+        if not found:
             raise AttributeError("the mixers of this model have no heads")
-        return max(counts)
+        return max(mixer.n_head for mixer in found)
 
     @num_attention_heads.setter
     def num_attention_heads(self, value: int | None) -> None:
@@ -104,7 +104,7 @@ class Names(dict[str, Any]):
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or name in self.others
 
-    def get(self, name: str, default: Any = None) -> Any:  # type: ignore[override]
+    def get(self, name: str, default: Any = None) -> Any:
         return super().get(name, self.others.get(name, default))
 
 

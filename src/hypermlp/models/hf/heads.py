@@ -68,7 +68,8 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
         arguments are those of HyperModel, and of the loss (num_items_in_batch: divide by this count, over several batches).
         """
         given = (inputs_embeds, labels, output_attentions, output_hidden_states, others.get("cu_seq_lens_q"))
-        if past_key_values is not None and input_ids is not None and not any(option is not None for option in given):
+        plain = any(option is not None for option in given) or not isinstance(logits_to_keep, int)
+        if past_key_values is not None and input_ids is not None and not plain:
             logits = self._decode(input_ids, attention_mask, past_key_values)
             if logits is not None:
                 fast = CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)  # type: ignore[arg-type]

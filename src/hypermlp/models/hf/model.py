@@ -218,7 +218,7 @@ class HyperModel(HyperPreTrainedModel):
             last_hidden_state=states[-1],  # type: ignore[arg-type]
             past_key_values=past,
             hidden_states=tuple(states) if keep_states else None,  # type: ignore[arg-type]
-            attentions=tuple(w.shown for w in weights if w is not None) if keep_weights else None,  # type: ignore[arg-type]
+            attentions=tuple(w.shown for w in weights if w is not None) if keep_weights else None,  # type: ignore[misc]
         )
         return output if self._wants(return_dict, "return_dict") else output.to_tuple()
 

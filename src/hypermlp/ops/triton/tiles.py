@@ -1,7 +1,7 @@
 """Tile sizes by kernel, architecture, type and widths: a table and a rule, not a search at every start.
 
 `tiles.json` beside this file was chosen by ahead-of-time compilation (registers, spills, instructions) for a width of 768 and
-rank 16; `hypermlp bench tune` measures on a GPU and writes a table of its own into the cache folder, which then comes first.
+rank 16; `hypermlp gpu tune` measures on a GPU and writes a table of its own into the cache folder, which then comes first.
 `fitted` makes a tile smaller where keys and factors are wider, so that kernels fit into registers and into the shared memory
 of every architecture (`hypermlp.bench.kernel_sizes`). Kernels that share a scratch share its rows and columns.
 """

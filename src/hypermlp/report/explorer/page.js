@@ -14,6 +14,9 @@ function firstReadable(model) {
   return { layer, head: last.indexOf(Math.max(...last)) };
 }
 
+// What goes into innerHTML and may come from outside, such as a folder's name.
+const escaped = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+
 // ---- what is looked at ----
 
 const rows = new Map();
@@ -155,7 +158,7 @@ function sizesOf(layer) {
 function drawStages() {
   const lines = [];
   for (const m of readable() ? shownModels() : []) {
-    const row = rowOf(m), of = state.model === DIFFERENCE ? ` in ${name(m)}` : "";
+    const row = rowOf(m), of = state.model === DIFFERENCE ? ` in ${escaped(name(m))}` : "";
     const five = largest(row.share, 5), made = five.reduce((sum, i) => sum + row.share[i], 0);
     const soft = layerOf(m).kind === "hyper" ? "" : " (a softmax leaves none out)";
     lines.push([row.n, `<b data-n="pool-${m}">${row.n}</b> slots in the pool${of}`, 1]);

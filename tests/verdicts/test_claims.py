@@ -7,22 +7,32 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_up import language, mad, write
 
 from hypermlp.paper import tables as paper
-from hypermlp.studies.protocol import Terms
+from hypermlp.report.words import claim_words, sentence
+from hypermlp.studies.protocol import BEST, EACH_TASK, SOFTMAX, Terms
 from hypermlp.verdicts.claims import (
     CONTRADICTED,
+    FEW,
     LEVEL,
+    NO_LOSS,
+    NOISE,
+    NOT_RUN,
+    NOTHING_TO_SEE,
+    SMALL,
     SUPPORTED,
     UNDECIDED,
+    Claim,
+    Verdict,
     judge,
     judge_claims,
+    paper_claims,
 )
 from hypermlp.verdicts.estimates import Estimate, bootstrap, interval, resamples, seeds_text
 from hypermlp.verdicts.folders import read_studies
 from hypermlp.verdicts.predictions import predictions
 from hypermlp.verdicts.results import AVERAGE, CEILING, FLOOR, LOSS, Results
+from made_up import language, mad, write
 
 Change = Callable[[str, str], float]  # what is added to the paper's number, by label and measure
 
@@ -43,17 +53,17 @@ def make_study(folder: Path, seeds: int = 3, change: Change = lambda label, meas
 
 
 def verdicts(study: Results) -> list[str]:
-    return [item.verdict for item in judge_claims(study)]
+    return [claim.verdict.word for claim in judge_claims(study)]
 
 
 def test_the_rules_confirm_the_papers_own_numbers(tmp_path: Path) -> None:
     """But for two: HyperGLU's lead over HyperMLP is smaller than what matters here, and it is behind softmax on two tasks."""
     study = make_study(tmp_path)
-    assert verdicts(study) == [SUPPORTED, SUPPORTED, SUPPORTED, SUPPORTED, SUPPORTED, LEVEL, CONTRADICTED]
-    assert judge_claims(study)[5].words == "no difference larger than 0.02 nats"
-    assert [e.measure for e in judge_claims(study)[6].evidence if e.status == CONTRADICTED] == ["compression", "memorization"]
-    best = judge_claims(study)[5].evidence
-    assert {(e.measure, e.note) for e in best if e.status == LEVEL} == {(LOSS, "too small to matter")}
+    assert verdicts(study) == [SUPPORTED, SUPPORTED, SUPPORTED, SUPPORTED, SUPPORTED, UNDECIDED, CONTRADICTED]
+    sixth, seventh = judge_claims(study)[5:]
+    assert claim_words(sixth) == "undecided: no difference larger than 0.02 nats"
+    assert [e.measure for e in seventh.evidence if e.verdict == Verdict(CONTRADICTED)] == ["compression", "memorization"]
+    assert {e.measure for e in sixth.evidence if e.verdict == Verdict(UNDECIDED, LEVEL)} == {LOSS}
     first = judge_claims(study)[0].evidence
     assert [(e.measure, e.better, e.worse) for e in first] == [(AVERAGE, "S-pc", "R-pc"), (LOSS, "S-pc", "R-pc")]
     assert first[0].gain is not None
@@ -62,12 +72,12 @@ def test_the_rules_confirm_the_papers_own_numbers(tmp_path: Path) -> None:
 
 def test_the_papers_own_numbers_fail_two_of_its_predictions(tmp_path: Path) -> None:
     found = {item.task: item for item in predictions(make_study(tmp_path))}
-    assert {task: item.verdict for task, item in found.items()} == {
+    assert {task: item.verdict.word for task, item in found.items()} == {
         "compression": SUPPORTED,
-        "noisy-recall": CEILING,  # nothing left to gain
+        "noisy-recall": NOTHING_TO_SEE,  # nothing left to gain
         "fuzzy-recall": SUPPORTED,
         "selective-copying": SUPPORTED,
-        "in-context-recall": CEILING,  # and nothing is shown by gaining none
+        "in-context-recall": NOTHING_TO_SEE,  # and nothing is shown by gaining none
         "memorization": CONTRADICTED,  # gains where none was expected
     }
     gain = found["compression"].evidence.gain
@@ -103,37 +113,37 @@ def test_what_is_not_judged_does_not_decide(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("noise", [3.0, 30.0])
-def test_a_gain_within_the_noise_is_inconclusive(tmp_path: Path, noise: float) -> None:
+def test_a_gain_within_the_noise_is_undecided(tmp_path: Path, noise: float) -> None:
     study = make_study(tmp_path, noise=noise, change=lambda a, b: 10.0 if a in ("R-cg-q", "G-cg-q") and b != LOSS else 0)
     two = judge_claims(study)[1].evidence[0]
     assert two.gain is not None
     assert two.gain.mean > 0 > two.gain.low
-    assert two.status == UNDECIDED
-    assert {item.task: item.verdict for item in predictions(study)}["compression"] == UNDECIDED
+    assert two.verdict == Verdict(UNDECIDED, NOISE)
+    assert {item.task: item.verdict.word for item in predictions(study)}["compression"] == UNDECIDED
 
 
 def test_noise_on_one_side_of_zero_does_not_excuse(tmp_path: Path) -> None:
     study = make_study(tmp_path, noise=30.0, change=lambda a, b: 200.0 if a == "R-cg-q" and b != LOSS else 0)
-    assert judge_claims(study)[1].evidence[0].status == CONTRADICTED
+    assert judge_claims(study)[1].evidence[0].verdict == Verdict(CONTRADICTED)
 
 
 def test_one_seed_is_not_enough(tmp_path: Path) -> None:
     study = make_study(tmp_path, seeds=1)
     assert verdicts(study) == [UNDECIDED] * 7
-    assert [item.verdict for item in predictions(study)] == [UNDECIDED] * 6
+    assert {item.verdict for item in predictions(study)} == {Verdict(UNDECIDED, FEW)}
 
 
 def test_labels_that_were_not_run(tmp_path: Path) -> None:
     records = [mad(label, task, 50, seed) for label in ("S-pc", "R-pc") for task in paper.TASKS for seed in range(2)]
     (study,) = read_studies(write(tmp_path, records))
-    assert verdicts(study) == [SUPPORTED, *[UNDECIDED] * 6]
-    assert [item.verdict for item in predictions(study)] == [UNDECIDED] * 6
+    assert verdicts(study) == [SUPPORTED, *[NOT_RUN] * 6]
+    assert [item.verdict for item in predictions(study)] == [Verdict(NOT_RUN)] * 6
 
 
 def test_language_runs_alone_are_enough_for_most(tmp_path: Path) -> None:
     records = [language(label, row.loss, seed) for label, row in paper.TABLE1.items() for seed in range(2)]
     (study,) = read_studies(write(tmp_path, records))
-    expected = [SUPPORTED] * 3 + [LEVEL, UNDECIDED, LEVEL, SUPPORTED]  # the fifth is about a MAD task
+    expected = [SUPPORTED] * 3 + [UNDECIDED, NOT_RUN, UNDECIDED, SUPPORTED]  # the fifth is about a MAD task
     assert verdicts(study) == expected
 
 
@@ -142,7 +152,7 @@ def test_gains_of_one_family_do_where_the_other_was_not_run(tmp_path: Path) -> N
     records = [mad(label, "compression", y, seed) for label, y in labels.items() for seed in range(2)]
     (study,) = read_studies(write(tmp_path, records))
     item = next(item for item in predictions(study) if item.task == "compression")
-    assert item.verdict == SUPPORTED
+    assert item.verdict == Verdict(SUPPORTED)
     assert item.evidence.gain is not None
     assert item.evidence.gain.mean == pytest.approx(10)
     assert item.evidence.paper == pytest.approx(49.60 - 38.56)
@@ -152,7 +162,7 @@ def test_high_must_be_above_low(tmp_path: Path) -> None:
     def change(label: str, measure: str) -> float:
         return -60.0 if measure == "in-context-recall" and label in ("R-cg-q", "G-cg-q") else 0
 
-    found = {item.task: item.verdict for item in predictions(make_study(tmp_path, change=change))}
+    found = {item.task: item.verdict.word for item in predictions(make_study(tmp_path, change=change))}
     assert found["compression"] == CONTRADICTED
     assert found["in-context-recall"] == CONTRADICTED
 
@@ -164,8 +174,8 @@ def small_study(folder: Path, values: dict[str, dict[str, float]], seeds: int = 
     return study
 
 
-def claim(study: Results, title: str) -> Outcome:
-    return next(found for found in judge_claims(study) if title in found.claim.title)
+def claim(study: Results, title: str) -> Claim:
+    return next(found for found in judge_claims(study) if title in found.title)
 
 
 @pytest.mark.parametrize("seeds, verdict", [(1, UNDECIDED), (2, CONTRADICTED)])
@@ -174,31 +184,36 @@ def test_a_claim_is_judged_on_every_task_of_the_run(tmp_path: Path, seeds: int, 
     ours, softmax = ({"selective-copying": a, "noisy-recall": b} for a, b in ((34.0, 94.0), (31.4, 100.0)))
     study = small_study(tmp_path, {"G-cg-q-12o": ours, "S-pc": softmax}, seeds)
     found = claim(study, "ahead of softmax")
-    assert found.verdict == verdict
+    assert found.verdict.word == verdict
     assert {item.measure for item in found.judged} == {AVERAGE, "selective-copying", "noisy-recall"}
-    assert "MAD average −1.7" in found.sentence
-    assert "noisy recall −6.0" in found.sentence
-    assert f"{verdict} ({'one seed' if seeds == 1 else '2 seeds'})" in found.sentence
+    said = sentence(found)
+    assert "MAD average −1.7" in said
+    assert "noisy recall −6.0" in said
+    few = ": too few seeds (one seed)" if seeds == 1 else " (2 seeds)"
+    assert f"{verdict}{few}" in said
 
 
 def test_a_loss_on_one_task_fails_a_claim_whose_average_gains(tmp_path: Path) -> None:
     mixed, plain = ({"selective-copying": a, "noisy-recall": b} for a, b in ((80.0, 60.0), (20.0, 70.0)))
     found = claim(small_study(tmp_path, {"R-cg-q-12o": mixed, "R-cg-q": plain}), "Mixing along")
-    statuses = {item.measure: item.status for item in found.judged}
-    assert statuses == {AVERAGE: SUPPORTED, "selective-copying": NOT_BEHIND, "noisy-recall": CONTRADICTED}
-    assert found.verdict == CONTRADICTED
+    each = {item.measure: item.verdict for item in found.judged}
+    no_loss = Verdict(UNDECIDED, NO_LOSS)
+    assert each == {AVERAGE: Verdict(SUPPORTED), "selective-copying": no_loss, "noisy-recall": Verdict(CONTRADICTED)}
+    assert found.verdict.word == CONTRADICTED
 
 
-@pytest.mark.parametrize("gain, verdict", [(1.9, LEVEL), (2.1, SUPPORTED)])
-def test_supported_needs_an_effect_that_matters(tmp_path: Path, gain: float, verdict: str) -> None:
+@pytest.mark.parametrize("gain, verdict", [(1.9, Verdict(UNDECIDED, LEVEL)), (2.1, Verdict(SUPPORTED))])
+def test_supported_needs_an_effect_that_matters(tmp_path: Path, gain: float, verdict: Verdict) -> None:
     values = {"R-cg-q-12o": {"compression": 30 + gain}, "R-cg-q": {"compression": 30.0}, "G-cg-q": {"compression": 30.0}}
     study = small_study(tmp_path, values)
     assert claim(study, "Mixing along").verdict == verdict
     assert next(item for item in predictions(study) if item.task == "compression").verdict == verdict
 
 
-@pytest.mark.parametrize("percent, verdict", [(99.5, CEILING), (7.0, FLOOR), (60.0, SUPPORTED)])
-def test_at_ceiling_and_at_floor_confirm_nothing(tmp_path: Path, percent: float, verdict: str) -> None:
+@pytest.mark.parametrize(
+    "percent, verdict", [(99.5, (NOTHING_TO_SEE, CEILING)), (7.0, (NOTHING_TO_SEE, FLOOR)), (60.0, (SUPPORTED, ""))]
+)
+def test_at_ceiling_and_at_floor_confirm_nothing(tmp_path: Path, percent: float, verdict: tuple[str, str]) -> None:
     """Not even that two things are level; 1 of 15 tokens is guessed right."""
     study = small_study(tmp_path, {"S-pc": {"compression": percent}, "R-pc": {"compression": percent + 0.2}})
     assert claim(study, "not essential").verdict == verdict
@@ -210,21 +225,24 @@ BOOTSTRAP = Terms(points=2.0, interval="bootstrap", seeds=5)
 @pytest.mark.parametrize(
     "values, more, level",
     [
-        ((3.0, 4.0, 5.0, 6.0, 7.0), SUPPORTED, CONTRADICTED),
-        ((-3.0, -4.0, -5.0, -6.0, -7.0), CONTRADICTED, CONTRADICTED),
-        ((0.5, -0.5, 1.0, -1.0, 0.0), LEVEL, SUPPORTED),
-        ((1.0, 1.1, 1.2, 1.3, 1.4), LEVEL, SUPPORTED),  # a gain, and too small
-        ((9.0, 1.0, -1.0, 8.0, 0.0), UNDECIDED, UNDECIDED),
-        ((9.0, 9.0, 9.0, 9.0), UNDECIDED, UNDECIDED),  # one seed is missing
+        ((3.0, 4.0, 5.0, 6.0, 7.0), (SUPPORTED, ""), CONTRADICTED),
+        ((-3.0, -4.0, -5.0, -6.0, -7.0), (CONTRADICTED, ""), CONTRADICTED),
+        ((0.5, -0.5, 1.0, -1.0, 0.0), (UNDECIDED, LEVEL), SUPPORTED),
+        ((1.0, 1.1, 1.2, 1.3, 1.4), (UNDECIDED, LEVEL), SUPPORTED),  # a gain, and too small
+        ((0.1, 0.2, 1.0, 3.0, 4.0), (UNDECIDED, SMALL), UNDECIDED),  # a gain; nobody knows whether it is too small
+        ((9.0, 1.0, -1.0, 8.0, 0.0), (UNDECIDED, NOISE), UNDECIDED),
+        ((9.0, 9.0, 9.0, 9.0), (UNDECIDED, FEW), UNDECIDED),  # one seed is missing
     ],
 )
-def test_registered_verdicts_by_the_bootstrap(values: tuple[float, ...], more: str, level: str) -> None:
+def test_registered_verdicts_by_the_bootstrap(values: tuple[float, ...], more: tuple[str, str], level: str) -> None:
     gain = Estimate(values)
     assert judge(gain, "compression", "more", BOOTSTRAP) == more
-    assert judge(gain, "compression", "level", BOOTSTRAP) == level
-    assert judge(gain, "compression", "more", BOOTSTRAP, CEILING) == (CEILING if len(values) == 5 else UNDECIDED)
-    far = judge(gain, "compression", "far more", replace(BOOTSTRAP, wide=1.0))
-    assert far == (SUPPORTED if more == SUPPORTED else UNDECIDED if more == UNDECIDED else CONTRADICTED)
+    assert judge(gain, "compression", "level", BOOTSTRAP).word == level
+    bound = (NOTHING_TO_SEE, CEILING) if len(values) == 5 else (UNDECIDED, FEW)
+    assert judge(gain, "compression", "more", BOOTSTRAP, CEILING) == bound
+    far = judge(gain, "compression", "far more", replace(BOOTSTRAP, wide=1.0)).word
+    assert far == (CONTRADICTED if more[1] == LEVEL else more[0])
+    assert judge(None, "compression", "more", BOOTSTRAP) == (NOT_RUN, "")
 
 
 def test_the_bootstrap_counts_every_resample() -> None:
@@ -246,12 +264,23 @@ def test_few_seeds_are_shown_as_they_are() -> None:
 
 
 def test_a_run_without_a_score_is_not_taken_for_a_failure(tmp_path: Path) -> None:
-    for seed in range(2):
-        for mixer in ("R-12o!", "R-12!"):
-            error = "the worker was ended by SIGKILL" if mixer == "R-12!" else None
-            records = [mad(mixer, task, 50, seed, error=error) for task in paper.TASKS]
-            write(tmp_path / f"{mixer[:-1]}{seed}", records)
-    (study,) = read_studies(tmp_path)
+    error = {"R-12!": "the worker was ended by SIGKILL", "R-12o!": None}
+    records = [mad(name, task, 50, seed, error=why) for name, why in error.items() for task in paper.TASKS for seed in range(2)]
+    (study,) = read_studies(write(tmp_path, records))
     finding = claim(study, "lag layout")
-    assert finding.verdict == UNDECIDED
+    assert finding.verdict == Verdict(NOT_RUN)
     assert finding.judged == []
+
+
+def test_the_papers_claims_are_a_file(tmp_path: Path) -> None:
+    """Whose mixers are those of Table 1, or chosen by what was run; no claim is code."""
+    comparisons = paper_claims()
+    assert len({item.title for item in comparisons}) == 7
+    for item in comparisons:
+        assert item.better in paper.TABLE1
+        assert item.worse in (*paper.TABLE1, SOFTMAX, BEST)
+        assert set(item.on) <= {AVERAGE, LOSS, EACH_TASK, *paper.TASKS}
+    shown = [e for e in claim(make_study(tmp_path), "Compressing VO").evidence if e.verdict is None]
+    assert {(e.better, e.measure) for e in shown} == {
+        (f"{base}-c-q", measure) for base in "SR" for measure in (AVERAGE, LOSS, *paper.TASKS) if measure != "compression"
+    }

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_up import language, mad, write
 
 from hypermlp.mixers import build_mixer
 from hypermlp.mixers.labels import SAME, build, count_by_component
@@ -17,6 +16,7 @@ from hypermlp.report.table1 import rate_losses
 from hypermlp.verdicts.estimates import estimate, student_t
 from hypermlp.verdicts.folders import read_studies
 from hypermlp.verdicts.results import AVERAGE, LOSS, evaluations_until, final_loss, mean_curve
+from made_up import language, mad, write
 
 
 @pytest.mark.parametrize("freedom, t", [(1, 12.7062), (2, 4.3027), (3, 3.1824), (5, 2.5706), (10, 2.2281), (30, 2.0423)])
@@ -101,24 +101,18 @@ def test_the_protocol_picks_the_learning_rate(tmp_path: Path) -> None:
     assert study.values("S", "compression") == {0: 90}
 
 
-def test_folders_with_one_plan_are_one_study(tmp_path: Path) -> None:
-    write(tmp_path / "a", [mad("S", "compression", 1)], {"study": "mad", "width": 64, "models": {"x": 1}})
-    write(tmp_path / "b" / "c", [mad("R", "compression", 2)], {"study": "mad", "width": 64, "models": {"x": 2}})
-    (study,) = read_studies(tmp_path)
-    assert study.folders == ("a", "b/c")
-    assert study.mixers == ["S", "R"]
-    assert len(study.starts) == 2
-
-
 def test_one_plan_of_each_kind_are_the_halves_of_a_study_and_others_stand_alone(tmp_path: Path) -> None:
     write(tmp_path / "mad", [mad("S", "compression", 1)])
     write(tmp_path / "language", [language("S", 3)], {"study": "language"})
     (study,) = read_studies(tmp_path)
     assert (len(study.mad), len(study.language), study.measures) == (1, 1, [AVERAGE, "compression", LOSS])
-    write(tmp_path / "faithful", [mad("S", "compression", 1, protocol="faithful")])
+    write(tmp_path / "other", [mad("S", "compression", 2)])
+    assert [(len(s.mad), len(s.language)) for s in read_studies(tmp_path)] == [(1, 1), (1, 0)]
+    with (tmp_path / "mad" / "runs.jsonl").open("a") as file:
+        file.write(json.dumps(mad("R", "compression", 1, protocol="faithful")) + "\n")
     studies = read_studies(tmp_path)
-    assert [(len(s.mad), len(s.language)) for s in studies] == [(1, 0), (1, 0), (0, 1)]
-    assert {record["protocol"] for s in studies[:2] for record in s.mad} == {"clean", "faithful"}
+    assert [(len(s.mad), len(s.language)) for s in studies] == [(1, 0), (1, 0), (0, 1), (1, 0)]
+    assert [{record["protocol"] for record in s.mad} for s in studies[:2]] == [{"clean"}, {"faithful"}]
 
 
 def test_of_runs_with_the_same_identity_the_last_counts(tmp_path: Path) -> None:
@@ -148,7 +142,7 @@ def test_damaged_lines_are_counted_and_left_out(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_runs_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no finished runs in .* hypermlp mad"):
+    with pytest.raises(ValueError, match=r"no finished runs in .* hypermlp demo"):
         read_studies(tmp_path)
     write(tmp_path, [])
     with pytest.raises(ValueError, match="no finished runs"):
@@ -222,3 +216,13 @@ def test_training_runs_that_differ_in_mixer_and_rate_alone_are_one_study(tmp_pat
     assert record["curve"] == [{"step": 2, "train_loss": 1.5, "loss": 2.0}, {"step": 4, "train_loss": 0.75, "loss": 1.0}]
     assert (record["final"], record["seconds"]) == ({"loss": 1.0}, 6.0)
     assert record["parameters"] == count_parameters(LanguageModel(ModelConfig.from_dict(config["model"])))
+
+
+def test_only_accuracies_are_percents(tmp_path: Path) -> None:
+    """Other scores are the numbers of the records, to the last bit."""
+    fields = {"kind": "tasks", "measure": "mse", "metrics": {"mse": 0.2871, "validation_loss": 1.0, "step": 4}}
+    (study,) = read_studies(write(tmp_path, [mad("S", "compression", 0, **fields)], {"study": "tasks"}))
+    assert study.values("S", "compression") == {0: 0.2871}
+    assert study.setting_values("S", "compression/baseline") == {0: 0.2871}
+    (study,) = read_studies(write(tmp_path, [mad("S", "compression", 28.71)]))
+    assert study.values("S", "compression") == {0: pytest.approx(28.71)}

@@ -1,0 +1,75 @@
+"""Fields changed on a command line, `train.steps=100`: from text to a value of the field's type.
+
+Training runs, studies and benchmarks read their fields here. A leading -- is taken too, since other trainers write it.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Union, get_args, get_origin
+
+from hypermlp.checks import did_you_mean
+
+
+def read_overrides(texts: Iterable[str], kinds: Mapping[str, Any], of: str) -> dict[str, Any]:
+    """Field → value, from texts such as "train.steps=100".
+
+    Args:
+        texts: FIELD=VALUE each.
+        kinds: the known fields with their types.
+        of: whose fields they are, for messages.
+    """
+    return dict(read_override(text, kinds, of) for text in texts)
+
+
+def read_override(text: str, kinds: Mapping[str, Any], of: str) -> tuple[str, Any]:
+    key, equals, value = text.removeprefix("--").partition("=")
+    if not equals:
+        hint = did_you_mean(key, kinds)
+        raise ValueError(f"{text!r} must be FIELD=VALUE, with a field of {of}: {', '.join(kinds) or 'it has none'}{hint}")
+    if key not in kinds:
+        raise ValueError(f"{of} has no field {key!r}; it has {', '.join(kinds) or 'none to change'}{did_you_mean(key, kinds)}")
+    try:
+        return key, parse(kinds[key], value)
+    except ValueError as error:
+        choices = get_args(kinds[key]) if get_origin(kinds[key]) is Literal else ()
+        raise ValueError(f"{key} ({value}) must be {describe(kinds[key])}{did_you_mean(value, choices)}") from error
+
+
+def parse(kind: Any, text: str) -> Any:
+    """`text` as a value of this type; a ValueError if it is none."""
+    if get_origin(kind) in (Union, types.UnionType):
+        for choice in sorted(get_args(kind), key=lambda choice: choice is str):  # everything is a str
+            try:
+                if get_origin(choice) is tuple and str in get_args(kind) and "," not in text:
+                    continue  # one word is a text, several are a list
+                return parse(choice, text)
+            except ValueError:
+                continue
+    elif get_origin(kind) is tuple:
+        parts = text.split(",")
+        kinds = get_args(kind)
+        if kinds[-1] is ... or len(parts) == len(kinds):
+            return tuple(parse(kinds[0], part.strip()) for part in parts)
+    elif get_origin(kind) is Literal:
+        if text in get_args(kind):
+            return text
+    elif kind is bool or kind is type(None):
+        words = {"true": True, "false": False} if kind is bool else {"none": None}
+        if text.lower() in words:
+            return words[text.lower()]
+    else:
+        return kind(text)
+    raise ValueError(f"{text!r} is not {describe(kind)}")
+
+
+def describe(kind: Any) -> str:
+    """A type in the words of a message."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(map(describe, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return f"{describe(get_args(kind)[0])}s with commas between them"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(kind, "none")

@@ -1,0 +1,218 @@
+"""What several processes compute together is what one computes, or they refuse it and name the cure: the whole registry."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+from helpers import error, perturb, randn, run_layer
+from hypermlp import HyperGLU, LanguageModel, ModelConfig, make_mesh, own_rows, parallelize
+from hypermlp.collectives import Rows
+from hypermlp.mixers import MIXERS, Mixer, build_mixer
+from hypermlp.models.generate import generate
+from hypermlp.models.lm import token_loss
+
+WIDTH, LENGTH, T = 64, 24, 32  # longer than HyperGLU's window
+SHAPES = {2: [{"tp": 2}, {"cp": 2}], 4: [{"tp": 4}, {"cp": 4}, {"cp": 2, "tp": 2}, {"dp": 2, "tp": 2}]}
+OPTIONS = [
+    {},
+    {"use_rope": True, "attn_kind": "relu"},
+    {"use_kv_conv": False, "use_qk_gate": False, "use_vo_gate": False},
+    {"op1_per_head": False, "op2_per_head": False, "bias": True},
+    {"attn_norm": "l2", "use_op2": False},
+    {"impl_default": "chunked"},
+    {"n_head": 2},  # not enough heads for four
+    {"aligner_kind": "identity", "block_size": T},
+    {"dropout": 0.1},
+    {"registers": 3},
+]
+BY_HEADS = {
+    "deltanet", "deltanet_neg", "differential", "forgetting", "gated_softmax", "gla", "hyperglu", "hypermlp", "kda", "linear",
+    "relu", "softmax", "softmax_qknorm",
+}  # fmt: skip
+BY_ROWS = {"gated_softmax", "hyperglu", "hypermlp", "relu", "softmax", "softmax_qknorm"}
+Found = dict[tuple[str, str], dict[str, float] | str]
+
+
+def name_of(shape: dict[str, int]) -> str:
+    return ",".join(f"{name}={size}" for name, size in shape.items())
+
+
+def gathered(x: Tensor, mesh: dist.DeviceMesh) -> Tensor:
+    """All rows of x (B T …), of which each process has its own."""
+    rows = Rows(mesh["cp"].get_group())
+    return x if mesh["cp"].size() == 1 else rows.in_order(rows.stacked(x))
+
+
+def differences(found: nn.Module, expected: dict[str, Tensor]) -> dict[str, float]:
+    """How far all gradients are from the expected, in the order of named_parameters."""
+    named = dict(found.named_parameters())
+    assert list(named) == list(expected)
+    return {name: error(p.grad.full_tensor().reshape(expected[name].shape), expected[name]) for name, p in named.items()}
+
+
+def is_identity(mixer: Mixer) -> bool:
+    """Whether it is of the layout that has no cache."""
+    return isinstance(mixer, HyperGLU) and mixer.config.aligner_kind == "identity"
+
+
+def compare(make: Callable[[], Mixer], shape: dict[str, int], dtype: torch.dtype) -> dict[str, float] | str:
+    """How far one mixer is from itself in one process, or what it said instead."""
+    mesh, mixer = make_mesh(shape), perturb(make()).to(dtype)
+    x, d_y = (randn(2, T, WIDTH, seed=seed, dtype=dtype) for seed in (0, 1))
+    try:
+        expected = run_layer(mixer, x, d_y)
+        grads = {name: p.grad.clone() for name, p in mixer.named_parameters()}
+        mixer.zero_grad()
+        parallelize(mixer, mesh)
+        own = own_rows(x.detach(), mesh).clone().requires_grad_()
+        y = mixer(own)
+        y.backward(own_rows(d_y, mesh) * mesh["cp"].size())  # gradients are averaged
+        found = {"y": error(gathered(y.detach(), mesh), expected["y"])}
+        found["dx"] = error(gathered(own.grad, mesh) / mesh["cp"].size(), expected["dx"])
+        found |= differences(mixer, grads)
+        if mesh["cp"].size() == 1 and not is_identity(mixer):
+            cache = mixer.new_cache(2)
+            with torch.no_grad():
+                steps = torch.cat([mixer(part, cache=cache) for part in x.split([T - 4, 1, 2, 1], 1)], 1)
+            found["cached"] = error(steps, expected["y"])
+        return found
+    except ValueError as refusal:
+        return str(refusal)
+
+
+def compare_models(style: str, shape: dict[str, int]) -> dict[str, float] | str:
+    torch.manual_seed(0)
+    mixers = ("hyperglu", "softmax", "hypermlp")
+    config = ModelConfig(vocabulary=31, width=32, depth=3, length=LENGTH, mixer=mixers, heads=4, style=style, inner=32)
+    model, mesh = perturb(LanguageModel(config)).double(), make_mesh(shape)
+    tokens = torch.randint(31, (4, LENGTH + 1), generator=torch.Generator().manual_seed(0))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    token_loss(model(inputs), targets).backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    text = generate(model, tokens[:, :3], 6)
+    model.zero_grad()
+    try:
+        parallelize(model, mesh)
+    except ValueError as refusal:
+        return str(refusal)
+    mine, all_dp = mesh["dp"].get_local_rank(), mesh["dp"].size()
+    own = [own_rows(part.chunk(all_dp)[mine], mesh) for part in (inputs, targets)]
+    token_loss(model(own[0]), own[1]).backward()
+    found = differences(model, grads)
+    found["norm"] = error(nn.utils.clip_grad_norm_(model.parameters(), 0.01).full_tensor(), norm)
+    if mesh["cp"].size() == 1:
+        assert torch.equal(generate(model, tokens[:, :3], 6), text)
+    return found
+
+
+def compare_changed(change: str, shape: dict[str, int]) -> dict[str, float] | str:
+    """What a layer says that somebody has changed before or after it was divided."""
+    mixer, x = HyperGLU(n_embd=WIDTH, n_head=4, block_size=LENGTH), randn(2, T, WIDTH, dtype=torch.float32)
+    try:
+        if change == "adapter":
+            mixer.v = nn.Sequential(mixer.v, nn.Linear(WIDTH, WIDTH))
+        parallelize(mixer, make_mesh(shape))
+        if change == "hook":
+            mixer.q.register_forward_hook(lambda module, given, y: 2 * y)
+        if change == "weights":
+            mixer(x, weights=[])
+        return {"y": mixer(x).norm().item()}
+    except ValueError as refusal:
+        return str(refusal)
+
+
+def process(rank: int, count: int, port: int, folder: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(count)}
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", FutureWarning)
+    dist.init_process_group("gloo")
+    found: Found = {}
+    for shape in SHAPES[count]:
+        where = name_of(shape)
+        for name in sorted(MIXERS) if count == 2 else ("hyperglu", "softmax"):
+            heads = 4 if MIXERS[name].heads else None
+            found[name, where] = compare(lambda: build_mixer(name, WIDTH, LENGTH, heads=heads), shape, torch.float32)  # noqa: B023
+        for options in OPTIONS if len(shape) == 1 else ():
+            fields = {"n_embd": WIDTH, "n_head": 4, "block_size": LENGTH, **options}
+            found[str(options), where] = compare(lambda: HyperGLU(**fields), shape, torch.float64)  # noqa: B023
+        for change in ("adapter", "hook", "weights") if where == "tp=2" else ():
+            found[change, where] = compare_changed(change, shape)
+        for style in ("llama", "gpt2"):
+            found[style, where] = compare_models(style, shape)
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=sorted(SHAPES), ids=lambda count: f"{count} processes")
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    """Of all processes."""
+    folder = tmp_path_factory.mktemp("parallel")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(process, (request.param, port, str(folder)), nprocs=request.param)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
+
+
+def cases(results: list[Found], names: Iterable[str]) -> list[tuple[str, str, dict[str, float] | str]]:
+    wanted, count = set(names), len(results)
+    chosen = [(name, where, found) for result in results for (name, where), found in result.items() if name in wanted]
+    assert {name for name, _, _ in chosen} == (
+        wanted if count == 2 else wanted - set(MIXERS) | wanted & {"hyperglu", "softmax"}
+    )
+    return chosen
+
+
+def assert_equal(found: dict[str, float] | str, *where: str, tolerance: float = 1e-9) -> None:
+    assert isinstance(found, dict), (*where, found)
+    assert len(found) > 4
+    for what, difference in found.items():
+        assert difference < tolerance, (*where, what, difference)
+
+
+def assert_refused(found: dict[str, float] | str, *where: str) -> None:
+    assert isinstance(found, str), where
+    assert any(word in found for word in ("make ", "give ", "try ", "use ", "move ", "must be 0")), (*where, found)
+
+
+def test_every_mixer_is_equal_or_refuses(results: list[Found]) -> None:
+    for name, where, found in cases(results, MIXERS):
+        fits = name in BY_ROWS or (name in BY_HEADS and "cp" not in where)
+        if fits:
+            assert_equal(found, name, where, tolerance=1e-5)
+        else:
+            assert_refused(found, name, where)
+
+
+def test_every_option_of_hyperglu_is_equal_or_refused(results: list[Found]) -> None:
+    for name, where, found in cases(results, map(str, OPTIONS)):
+        left_out = {"cp": ("dropout", "identity", "registers"), "tp": ("dropout",), "tp=4": ("n_head",)}
+        fits = not any(option in name for part, options in left_out.items() if part in where for option in options)
+        (assert_equal if fits else assert_refused)(found, name, where)
+
+
+def test_models_are_equal_or_refused(results: list[Found]) -> None:
+    for name, where, found in cases(results, ["llama", "gpt2"]):
+        (assert_refused if name == "gpt2" and "cp" in where else assert_equal)(found, name, where)
+
+
+def test_changed_layers_are_refused(results: list[Found]) -> None:
+    for result in results[:2] if len(results) == 2 else ():
+        for change, said in (("adapter", "has been changed"), ("hook", "would hear nothing"), ("weights", "make tp=1")):
+            assert said in str(result[change, "tp=2"])
+
+
+def test_a_mesh_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"unknown mesh dimensions \['pp'\]; known are dp, cp, tp"):
+        make_mesh({"pp": 2})
