@@ -23,9 +23,8 @@ class AdaptedLinear(nn.Linear):
     def __init__(self, linear: nn.Linear, rank: int) -> None:
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None)
         self.weight, self.bias = linear.weight, linear.bias
-        like = {"device": linear.weight.device, "dtype": linear.weight.dtype}
-        self.down = nn.Parameter(torch.empty(rank, linear.in_features, **like))
-        self.up = nn.Parameter(torch.empty(linear.out_features, rank, **like))
+        self.down = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
+        self.up = nn.Parameter(linear.weight.new_empty(linear.out_features, rank))
         self.reset_adapter()
 
     @torch.no_grad()
