@@ -150,7 +150,7 @@ class GELU(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
-def new_norm(width: int, style: Style) -> nn.Module:
+def new_norm(width: int, style: Style) -> nn.RMSNorm | nn.LayerNorm:
     return nn.RMSNorm(width) if style == "llama" else nn.LayerNorm(width, bias=style == "gpt2")
 
 

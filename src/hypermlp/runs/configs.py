@@ -113,7 +113,7 @@ def pay_with_qk(model: ModelConfig) -> ModelConfig:
     if found is None or found.size is None:
         return model
     notice.once(
-        f"model.size={found.size} ({found.size / model.width:.3g} of the width, q and k) gives a layer of {model.mixer} "
+        f"model.size={found.size} ({(found.size or 0) / model.width:.3g} of the width, q and k) gives a layer of {model.mixer} "
         f"{found.parameters:,} parameters, {found.parameters / found.target:.3f} of 4 · {model.width}²"
     )
     return model.replace(size=found.size)
