@@ -56,18 +56,18 @@ def test_a_layer_with_adapters_begins_as_one_without() -> None:
 def test_only_adapters_move_after_the_training_that_comes_before(tmp_path: Path) -> None:
     study = small()
     with Folder(tmp_path) as folder:
-        contests = study.plan_contests(folder, NAMES)
-    assert len({(c.model.inner, c.model.mixer.size) for c in contests}) == 1
-    for contest in contests:
-        (job,) = study.jobs(contest.setting, contest.mixer, contest.model, seed=0)
+        pairings = study.plan_pairings(folder, NAMES)
+    assert len({(c.model.inner, c.model.mixer.size) for c in pairings}) == 1
+    for pairing in pairings:
+        (job,) = study.jobs(pairing.setting, pairing.mixer, pairing.model, seed=0)
         base = {name: value.clone() for name, value in mad.pretrained(job).items()}
         model, record = mad.train_model(job)
         assert record["metrics"] is not None
         moved = {name for name, value in model.state_dict().items() if name not in base or not torch.equal(value, base[name])}
-        if contest.mixer == NAMES[0]:
+        if pairing.mixer == NAMES[0]:
             assert moved == set(base)
         else:
-            targets = ("v", "o") if "lora_vo" in contest.mixer else ("q", "k")
+            targets = ("v", "o") if "lora_vo" in pairing.mixer else ("q", "k")
             assert moved == {f"blocks.{i}.mixer.{t}.{part}" for i in range(2) for t in targets for part in ("down", "up")}
 
 
