@@ -53,7 +53,6 @@ SMALL = {
     "hypermlp bench profile": "shape=1x32x32",
 }
 SUBSTITUTES = {
-    r"--mixer G-cg-q-12o --mixer S-pc": "--mixer G-cg-q-12o --quick",
     r"--over stdlib": "--over my_folder",
     r"(--nproc-per-node|--processes) 8": r"\1 2",
     r"train (340m-15b|1\.3b-100b|nanogpt-owt2)": r"train tiny --out runs/\1",

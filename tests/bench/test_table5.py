@@ -45,8 +45,8 @@ def test_the_systems_are_the_papers_and_more() -> None:
     with torch.device("meta"):
         heads = {name: getattr(system.build(768, 64), "n_head", None) for name, system in SYSTEMS.items()}
     others = {
-        "hyperglu": None,
-        "hypermlp": None,
+        "hyperglu": 2,
+        "hypermlp": 2,
         "mamba": None,
         "sdpa-2": 2,
         "naive-2": 2,

@@ -100,9 +100,8 @@ def result(net: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> dict
         made = run_benchmarks(
             console,
             folder / "model",
-            ["own_text", "own_writing", "own_group"],
+            [str(folder / f"{name}.yaml") for name in ("own_text", "own_writing", "own_group")],
             out=folder / "result.json",
-            include=folder,
             batch=5,
         )
     return {"made": made, "file": json.loads((folder / "result.json").read_text()), "shown": console.file.getvalue()}

@@ -36,7 +36,7 @@ class MadBackbone(nn.Module):
             if block.mixer.width != width:
                 raise ValueError(f"make_mixer gave a mixer of width {block.mixer.width}; the model's width is {width}")
             for norm in (block.norm_mixer, block.norm_ffn):
-                norm.eps = EPS  # type: ignore[assignment]
+                norm.eps = EPS
             self.blocks.append(block)
         self.norm = nn.RMSNorm(width, EPS)
         self.head = nn.Linear(width, vocabulary)
