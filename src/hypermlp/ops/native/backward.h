@@ -51,22 +51,23 @@ float weighted_product(i64 n, const float *d, const float *a, const float *dw) {
 }
 
 // The pull of the norm: dρ/ρ = -(do·o)/ρ². Where few slots exist it nearly cancels the rest of dh, so do·o is found as Σ w dw,
-// from the same numbers as the rest: Σ D2 a dw is in `pull` already, (a B2 ⊙ s2)·(dw A2) is added here.
+// from the same numbers as the rest: Σ D2 a dw is in `pull` already, (a B2 ⊙ s2)·(dw A2) is added here. For the same reason ρ² is
+// that of the h which was computed again: the forward pass may have added in another order.
 void pull_of_norm(const Plan &P, const Strip &s, Work &w) {
     const i64 Rp = P.op2.Rp;
     for (i64 i = 0; i < s.m; i++) {
         float product = w.pull[i];
         for (i64 r = 0; P.op2.present() && r < Rp; r++) product += w.t2s[i * Rp + r] * w.e2[i * Rp + r];
-        w.pull[i] = P.p.norm ? -product * w.rrho[i] * w.rrho[i] : 0.0f;
+        w.pull[i] = P.p.norm ? -product / (sum(load(w.squares + i * VL)) + (float)P.p.eps) : 0.0f;
     }
 }
 
-// h, t2 = a B2 and Σ D2 a dw once more, with a only in a tile
+// h, its squares, t2 = a B2 and Σ D2 a dw once more, with a only in a tile
 void hidden_again(const Plan &P, const Strip &s, i64 head, Work &w) {
     const Operator &op2 = P.op2;
     if (op2.present()) memset(w.t2, 0, s.m * op2.Rp * sizeof(float));
     for (i64 part = 0; part < P.parts; part++) clear_older(s, w.h[part]);
-    memset(w.squares, 0, VL * sizeof(float));  // ρ is given; the sum is not used here
+    memset(w.squares, 0, s.m * VL * sizeof(float));
     memset(w.pull, 0, s.m * sizeof(float));
     for (i64 ya = 0; ya < s.Wp; ya += TL) {
         i64 yb = std::min(ya + TL, s.Wp);
@@ -76,7 +77,8 @@ void hidden_again(const Plan &P, const Strip &s, i64 head, Work &w) {
             hidden_group(P, s, head, i, rows, ya, yb, w, w.h);
             for (i64 r = i; r < i + rows; r++) {
                 float *a = w.a + r * LDA + y - ya;
-                activate_row(P.glu, yb - y, w.h[0].lag(r, y), P.glu ? w.h[1].lag(r, y) : nullptr, a, w.squares);
+                activate_row(P.glu, yb - y, w.h[0].lag(r, y), P.glu ? w.h[1].lag(r, y) : nullptr, a,
+                             w.squares + r * VL);
                 i64 n = std::min(yb, s.W) - y;
                 if (P.p.norm && n > 0) w.pull[r] += weighted_product(n, op2.diagonal(head, s.ubase + y), a, w.dw.lag(r, y));
             }
