@@ -65,7 +65,7 @@ OTHER = {
 def test_defaults_are_the_authors() -> None:
     config = HyperGLUConfig(n_embd=128, n_head=4, block_size=64).to_dict()
     appendix_l = {"op1_init_std": 0.02, "op2_init_std": 0.02}
-    ours = {"dropout": 0.0, "init": "paper"}
+    ours = {"dropout": 0.0, "init": "paper", "registers": 0}
     assert config == {"n_embd": 128, "n_head": 4, "block_size": 64, **DEFAULTS, **appendix_l, **ours}
 
 

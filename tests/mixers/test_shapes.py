@@ -29,9 +29,9 @@ def test_the_meta_device(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("impl", ["native", "chunked"])
 def test_one_exported_graph_for_every_length_and_batch(impl: str) -> None:
-    layer = make_layer(dtype=torch.float32).eval()
-    sizes = {"x": {0: Dim("B", max=64), 1: Dim("T", min=2, max=4096)}, "impl": None}
-    program = export(layer, (torch.zeros(2, 40, 16),), {"impl": impl}, dynamic_shapes=sizes).module()
+    layer = make_layer(dtype=torch.float32, impl_default=impl).eval()
+    sizes = {"x": {0: Dim("B", max=64), 1: Dim("T", min=2, max=4096)}}
+    program = export(layer, (torch.zeros(2, 40, 16),), dynamic_shapes=sizes).module()
     for batch, length in ((2, 2), (2, 8), (2, 9), (2, 127), (2, 128), (3, 300), (1, 5)):
         x = randn(batch, length, 16, dtype=torch.float32)
-        assert_same(program(x, impl=impl), layer(x, impl=impl), 1e-5)
+        assert_same(program(x), layer(x), 1e-5)

@@ -66,7 +66,7 @@ def test_models_are_equal_in_parameters_apart_from_those_above_the_budget(tmp_pa
 def test_a_folder_takes_more_seeds_but_no_other_numbers_and_no_larger_models(tmp_path: Path) -> None:
     assert len(jobs(tmp_path, ["S"])) == 1
     assert len(jobs(tmp_path, ["S"], seeds=2)) == 2
-    with pytest.raises(ValueError, match="steps = 12, not 20"):
+    with pytest.raises(ValueError, match="steps was 12, not 20"):
         jobs(tmp_path, ["S"], study=dataclasses.replace(STUDY, steps=20))
     with pytest.raises(ValueError, match="would have to be trained again"):
         jobs(tmp_path, ["S", "G-cg-q-12o"])

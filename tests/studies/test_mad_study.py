@@ -415,7 +415,7 @@ def test_a_folder_keeps_to_its_plan_and_its_budget(tmp_path: Path) -> None:
     with Folder(tmp_path) as folder:
         more = small_study("clean", tasks=("memorization", "compression")).plan_jobs(folder, ["softmax"], seeds=3)
         assert {job.key for job in jobs} < {job.key for job in more}
-        with pytest.raises(ValueError, match="protocol = 'clean', not 'faithful'"):
+        with pytest.raises(ValueError, match="protocol was 'clean', not 'faithful'"):
             begin(folder, ["softmax"], protocol="faithful")
         with pytest.raises(ValueError, match="width = 16, not 32"):
             begin(folder, ["softmax"], width=32)

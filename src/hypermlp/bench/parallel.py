@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from torch.multiprocessing.spawn import spawn
 
 from hypermlp.allocator import return_freed_memory
@@ -123,17 +122,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a file for the numbers")
     given = parser.parse_args()
     batch, length, width = map(int, given.shape.split(","))
-    rows, console = [], Console()
+    rows = []
     for mixer in given.mixers.split(","):
         config = ModelConfig(vocabulary=VOCABULARY, width=width, depth=given.depth, length=length, mixer=mixer)
         for processes in map(int, given.processes.split(",")):
             found = run(config, batch, length, processes)
             rows.append({"mixer": mixer, "processes": processes, **found})
             first = rows[-1]["memory"] / next(r["memory"] for r in rows if r["mixer"] == mixer)
-            console.print(
+            print(
                 f"{mixer:12} {processes} processes  {found['memory'] / 2**20:7.0f} MiB each ({first:.2f})  "
                 f"{found['sent'] / 2**20:7.1f} MiB sent, counted {found['count'] / 2**20:7.1f}  {found['seconds']:6.2f} s",
-                highlight=False,
+                flush=True,
             )
     if given.out is not None:
         settings = {"batch": batch, "tokens": length, "width": width, "depth": given.depth}

@@ -207,16 +207,16 @@ def write_down(config: RunConfig, corpus: Corpus, parameters: int, folder: RunFo
 
 def check_same(old: dict[str, Any], new: dict[str, Any], out: Path) -> None:
     """Refuse what would compute something else than the run in `out`, by what run.json says and would say."""
-    free = {f"config.train.{name}" for name in FREE}
+    free = {f"train.{name}" for name in FREE}
     before, after = old["config"]["train"], new["config"]["train"]
     if after["steps"] > before["steps"]:
-        free.add("config.train.steps")
+        free.add("train.steps")
         end = before["decay"] or before["steps"]
         if after["decay"] == end:
-            free.add("config.train.decay")
+            free.add("train.decay")
         elif after["decay"] is None:
             notice.once(f"more train.steps also stretch the cosine; train.decay={end} leaves it as it was")
-    same_settings(out, old, new, free=free)
+    same_settings(out, *({**run, **run["config"], "config": None} for run in (old, new)), free=free)
 
 
 def find_corpus(data: DataConfig, shards: Path, world: World) -> Corpus:

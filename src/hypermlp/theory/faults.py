@@ -234,7 +234,7 @@ def seeded(name: str) -> Iterator[None]:
     """The operator with a fault."""
     wrong = FAULTS[name]
 
-    def compute(impl: str, call: ops.MixCall) -> Tensor:
+    def compute(impl: str, call: ops.MixCall, keep: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         return wrong(Operands(*call))
 
     with patch.object(dispatch, "compute", compute):
