@@ -20,7 +20,7 @@ from hypermlp.models.lm import LanguageModel, ModelConfig
 
 GUIDES = Path(__file__).parents[2] / "docs" / "clients"
 PORT = "8000"  # as printed in the guide
-# Packages that constraints.txt does not install. Their guides were run by hand; adapters are tested in tests/mixers/test_hosts.py.
+# Their packages are not in constraints.txt. These guides were run by hand; tests/mixers/test_hosts.py tests the adapters.
 BY_HAND = ("x-transformers", "zoology", "mad-lab", "lightning", "torchtitan")
 
 
