@@ -58,7 +58,7 @@ SUBSTITUTES = {
     r"train (340m-15b|1\.3b-100b|nanogpt-owt2)": r"train tiny --out runs/\1",
     r"bench layer": "bench layer 'only=hyperglu native,softmax sdpa 2 heads'",
     r"bench mixers$": "bench mixers mixers=softmax",
-    r"bench model$": "bench model part=equal",  # tests/bench/test_table5.py runs Table 5's models
+    r"bench model( scale=.*)?$": "bench model part=equal",  # tests/bench/test_table5.py runs Table 5's models
     r"(bench (?:layer|mixers).*?) shape=\S+|(bench (?:layer|mixers)\b)": r"\1\2 shape=1x32x32",
     r"--mixers hyperglu,softmax --tasks \S+": "--mixers hyperglu --tasks in-context-recall examples=32",
     r"--mixers (my_mixer.py:RunningMean),S-pc": r"--mixers \1 --tasks in-context-recall examples=32",
@@ -66,7 +66,6 @@ SUBSTITUTES = {
 ELSEWHERE = {  # too long for here: which file runs it
     "hypermlp demo": ".ci/run",
     "hypermlp study run table1": "tests/test_cli.py",
-    "hypermlp bench model scale": "tests/bench/test_table5.py",
     "hypermlp theory --out": "tests/report/test_theory_report.py",
     "pytest": ".ci/run",
     "ruff check": ".ci/run",

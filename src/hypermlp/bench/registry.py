@@ -187,7 +187,7 @@ def run_decode(fields: DecodeFields, out: Path, tell: Tell) -> list[Path]:
 
 def run_latency(fields: LatencyFields, out: Path, tell: Tell) -> list[Path]:
     """The same command resumes, with more contexts, batches and weights, too."""
-    path = out / ("model-latency.json" if fields.model else "latency.json")
+    path = out / ("latency-model.json" if fields.model else "latency.json")
     latency.run(path, tell=tell, **vars(fields))
     return [path]
 
