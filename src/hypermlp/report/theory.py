@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from html import escape
 from math import isinf
 from pathlib import Path
 
+from markupsafe import Markup
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from hypermlp.files import refuse_foreign, write_own
 from hypermlp.provenance import machine
-from hypermlp.report.theory_map import anchor, html_map, links_of
+from hypermlp.report.theory_map import anchor, html_map, joined, link_to, links_of
 from hypermlp.theory import Result, Statement, run, select
 from hypermlp.theory.faults import FAULTS, JUNK, noticed
 from hypermlp.theory.gallery import Picture, pictures
@@ -199,20 +199,16 @@ def write_page(results: Sequence[Result], shown: Sequence[Picture], out: Path, *
         parts.setdefault(re.split(r"[. ]", result.statement.number)[0], []).append(result)
     known = {result.statement.number for result in results}
     titles = {"map": "Map", "pictures": "Pictures", "results": "Results"} | {f"part-{name}": PARTS[name] for name in parts}
-    links = "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title in titles.items())
+    note = Markup('<p class="note">{}</p>').format
+    sections = {"map": html_map(results), "pictures": gallery(shown, known), "results": html_table(results) + note(LEGEND)}
+    sections |= {f"part-{name}": joined(html_card(r, known) for r in found) for name, found in parts.items()}
     body = [
         "<h1>The theory of HyperMLP, run</h1>",
-        f'<p class="soft">{escape(INTRODUCTION)}</p>',
-        f'<p class="lead">{escape(summary(results))}</p>',
-        f"<nav>{links}</nav>",
-        f'<h2 id="map">Map</h2>{html_map(results)}',
-        f'<h2 id="pictures">Pictures</h2>{gallery(shown, known)}',
-        f'<h2 id="results">Results</h2>{html_table(results)}<p class="note">{escape(LEGEND)}</p>',
-        *(
-            f'<h2 id="part-{name}">{escape(PARTS[name])}</h2>{"".join(html_card(r, known) for r in found)}'
-            for name, found in parts.items()
-        ),
-        f'<p class="note">{escape(origin())}</p>',
+        Markup('<p class="soft">{}</p>').format(INTRODUCTION),
+        Markup('<p class="lead">{}</p>').format(summary(results)),
+        Markup("<nav>{}</nav>").format(joined(Markup('<a href="#{}">{}</a>').format(*item) for item in titles.items())),
+        *(Markup('<h2 id="{}">{}</h2>{}').format(name, titles[name], section) for name, section in sections.items()),
+        note(origin()),
     ]
     style, script = ("".join((HERE / name).read_text() for name in names) for names in (STYLE_FILES, SCRIPT_FILES))
     write_own(
@@ -225,7 +221,7 @@ def write_page(results: Sequence[Result], shown: Sequence[Picture], out: Path, *
     return out
 
 
-def gallery(shown: Sequence[Picture], known: Collection[str]) -> str:
+def gallery(shown: Sequence[Picture], known: Collection[str]) -> Markup:
     """The pictures, with links to those statements that the page has."""
     intro = (
         "Each square is a plane of queries. A line is the boundary of one slot, found by root finding; the blue is darker "
@@ -233,34 +229,32 @@ def gallery(shown: Sequence[Picture], known: Collection[str]) -> str:
     )
     figures = []
     for item in shown:
-        links = ", ".join(
-            f'<a href="#{anchor(number)}">{escape(number)}</a>' if number in known else escape(number)
-            for number in item.statements
-        )
-        sets = f'<p class="soft">{item.partition.regions} activated sets; see {links}</p>'
-        caption = f"{escape(item.partition.title)}<p>{escape(item.caption)}</p>{sets}"
-        figures.append(f"<figure>{item.partition.svg()}<figcaption>{caption}</figcaption></figure>")
-    return f'<p>{escape(intro)}</p><div class="charts">{"".join(figures)}</div>'
+        links = joined((link_to(number, number) if number in known else number for number in item.statements), ", ")
+        sets = Markup('<p class="soft">{} activated sets; see {}</p>').format(item.partition.regions, links)
+        caption = Markup("{}<p>{}</p>{}").format(item.partition.title, item.caption, sets)
+        drawn = Markup(item.partition.svg())
+        figures.append(Markup("<figure>{}<figcaption>{}</figcaption></figure>").format(drawn, caption))
+    return Markup('<p>{}</p><div class="charts">{}</div>').format(intro, joined(figures))
 
 
-def html_table(results: Sequence[Result]) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in COLUMNS)
+def html_table(results: Sequence[Result]) -> Markup:
+    head = joined(map(Markup('<th scope="col">{}</th>').format, COLUMNS))
     rows = []
     for result in results:
         name, *rest = cells(result)
-        link = f'<th scope="row"><a href="#{anchor(result.statement.number)}">{escape(name)}</a></th>'
-        rows.append(f"<tr>{link}{''.join(f'<td>{escape(text)}</td>' for text in rest)}</tr>")
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="results">{table}</div>'
+        link = Markup('<th scope="row">{}</th>').format(link_to(result.statement.number, name))
+        rows.append(Markup("<tr>{}{}</tr>").format(link, joined(map(Markup("<td>{}</td>").format, rest))))
+    table = Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(head, joined(rows))
+    return Markup('<div class="scroll" tabindex="0" role="region" aria-label="results">{}</div>').format(table)
 
 
-def html_card(result: Result, known: Collection[str]) -> str:
+def html_card(result: Result, known: Collection[str]) -> Markup:
     entry = result.statement
     kind = result.verdict.replace(" ", "-")
     parts = [
-        f'<div class="statement {kind}" id="{anchor(entry.number)}">',
-        f'<span class="verdict">{SIGNS[result.verdict]} {escape(result.verdict)}</span>',
-        f"<h4>{escape(entry.name)}. {escape(entry.title)}</h4><p>{escape(entry.says)}</p>",
+        Markup('<div class="statement {}" id="{}">').format(kind, anchor(entry.number)),
+        Markup('<span class="verdict">{} {}</span>').format(SIGNS[result.verdict], result.verdict),
+        Markup("<h4>{}. {}</h4><p>{}</p>").format(entry.name, entry.title, entry.says),
     ]
     if entry.check is not None:
         measured = {"assumes": entry.assumes, "control": entry.control}
@@ -274,13 +268,13 @@ def html_card(result: Result, known: Collection[str]) -> str:
         measured |= {name.lower(): text for name, text in remarks(entry).items()}
         if result.reason:
             measured["not run"] = result.reason
-        rows = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in measured.items())
-        parts.append(f"<dl>{rows}</dl>")
+        rows = joined(Markup("<dt>{}</dt><dd>{}</dd>").format(*item) for item in measured.items())
+        parts.append(Markup("<dl>{}</dl>").format(rows))
     parts.append(links_of(entry.number, known))
     for item, error in zip(entry.printed, result.printed or [None] * len(entry.printed), strict=True):
         shown = "" if error is None else f" Error of the printed statement: {error:.1e}."
-        parts.append(f'<p class="correction"><b>As printed.</b> {escape(item.says)}{shown}</p>')
-    return "".join([*parts, "</div>"])
+        parts.append(Markup('<p class="correction"><b>As printed.</b> {}{}</p>').format(item.says, shown))
+    return joined([*parts, Markup("</div>")])
 
 
 def origin() -> str:

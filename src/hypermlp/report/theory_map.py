@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from html import escape
+
+from markupsafe import Markup
 
 from hypermlp.theory import Result
 from hypermlp.theory.numbered import NUMBERED
@@ -48,6 +49,16 @@ def anchor(number: str) -> str:
     return "s-" + re.sub(r"[^0-9A-Za-z]+", "-", number).strip("-")
 
 
+def joined(parts: Iterable[str], between: str = "") -> Markup:
+    """Pieces of a page in a row; what is text is escaped."""
+    return Markup(between).join(parts)
+
+
+def link_to(number: str, text: str) -> Markup:
+    """A link to a statement's card."""
+    return Markup('<a href="#{}">{}</a>').format(anchor(number), text)
+
+
 def base(number: str) -> str:
     """The paper's number of an entry: 2.6 of 2.6 (ii)."""
     return number.partition(" (")[0]
@@ -69,49 +80,53 @@ def cited_by(number: str) -> list[str]:
     return [entry.number for entry in NUMBERED.values() if number in entry.cites]
 
 
-def html_map(results: Sequence[Result]) -> str:
+def html_map(results: Sequence[Result]) -> Markup:
     """The threads side by side; a script draws the links."""
     found: dict[str, list[Result]] = {}
     for result in results:
         found.setdefault(base(result.statement.number), []).append(result)
-    key = "".join(f'<span class="node {word}">{escape(text)}</span>' for word, text in KEY.items())
+    key = joined(Markup('<span class="node {}">{}</span>').format(word, text) for word, text in KEY.items())
     intro = (
         "The paper's Figure 4 orders its results in three threads. Lines join a statement to those that its text or proof "
         "names; point at one, or tap it, to see its own."
     )
-    threads = "".join(html_thread(name, boxes, found) for name, boxes in THREADS.items())
-    return f'<p>{escape(intro)}</p><p class="map-key">{key}</p><div class="map">{threads}<svg aria-hidden="true"></svg></div>'
+    threads = joined(html_thread(name, boxes, found) for name, boxes in THREADS.items())
+    page = Markup('<p>{}</p><p class="map-key">{}</p><div class="map">{}<svg aria-hidden="true"></svg></div>')
+    return page.format(intro, key, threads)
 
 
-def html_thread(name: str, boxes: Mapping[str, Iterable[str]], found: Mapping[str, Sequence[Result]]) -> str:
+def html_thread(name: str, boxes: Mapping[str, Iterable[str]], found: Mapping[str, Sequence[Result]]) -> Markup:
     shown = []
     for title, numbers in boxes.items():
-        nodes = "".join(html_node(number, found.get(number, ())) for number in numbers)
-        shown.append(f'<div class="map-box"><h4>{escape(title)}</h4><ul>{nodes}</ul></div>')
-    return f'<section class="thread"><h3>{escape(name)}</h3>{"".join(shown)}</section>'
+        nodes = joined(html_node(number, found.get(number, ())) for number in numbers)
+        shown.append(Markup('<div class="map-box"><h4>{}</h4><ul>{}</ul></div>').format(title, nodes))
+    return Markup('<section class="thread"><h3>{}</h3>{}</section>').format(name, joined(shown))
 
 
-def html_node(number: str, results: Sequence[Result]) -> str:
+def html_node(number: str, results: Sequence[Result]) -> Markup:
     """A statement: its number, coloured and linked to its card where it was run, and its title in our words."""
     title = results[0].statement.title if results else f"{NUMBERED[number].kind}, not run"
     if len(results) > 1 and number == "2.6":
         title = "Design principles that follow"
-    attributes = f'class="node {colour(results)}" data-number="{number}" data-cites="{"|".join(NUMBERED[number].cites)}"'
-    link = f' href="#{anchor(results[0].statement.number)}"' if results else ""
-    word = "a" if results else "span"
+    attributes = Markup('class="node {}" data-number="{}" data-cites="{}"').format(
+        colour(results), number, "|".join(NUMBERED[number].cites)
+    )
     shown = number.replace("example", "Ex.")
-    return f"<li><{word} {attributes}{link}>{escape(shown)}</{word}> {escape(title)}</li>"
+    if not results:
+        return Markup("<li><span {}>{}</span> {}</li>").format(attributes, shown, title)
+    return Markup('<li><a {} href="#{}">{}</a> {}</li>').format(attributes, anchor(results[0].statement.number), shown, title)
 
 
-def links_of(number: str, known: Collection[str]) -> str:
+def links_of(number: str, known: Collection[str]) -> Markup:
     """What a statement cites and what cites it, linked where the page has it."""
     entry = NUMBERED.get(base(number))
     if entry is None:
-        return ""
+        return Markup()
 
-    def linked(numbers: Iterable[str]) -> str:
+    def linked(numbers: Iterable[str]) -> Markup:
         target = {base(n): n for n in sorted(known, reverse=True)}  # of several entries the first
-        return ", ".join(f'<a href="#{anchor(target[n])}">{n}</a>' if n in target else n for n in numbers)
+        return joined((link_to(target[n], n) if n in target else n for n in numbers), ", ")
 
     parts = [(word, numbers) for word, numbers in (("rests on", entry.cites), ("used by", cited_by(entry.number))) if numbers]
-    return f'<p class="note">{"; ".join(f"{word} {linked(numbers)}" for word, numbers in parts)}</p>' if parts else ""
+    told = joined((Markup("{} {}").format(word, linked(numbers)) for word, numbers in parts), "; ")
+    return Markup('<p class="note">{}</p>').format(told) if parts else Markup()
