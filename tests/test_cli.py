@@ -17,7 +17,7 @@ from hypermlp.cli import app, watch
 from hypermlp.cli.app import DEBUG
 from hypermlp.errors import RunError
 from hypermlp.files import write_json
-from hypermlp.studies.catalogue import Plan
+from hypermlp.studies.catalogue import StudyPlan
 from hypermlp.studies.demo import demo_study
 from hypermlp.studies.study import Study
 
@@ -174,7 +174,7 @@ def test_demo_runs_its_plan_in_a_folder_of_its_own(
 ) -> None:
     shown: list[tuple[Path, Study]] = []
 
-    def run(console: Any, plan: Plan, out: Path | None, **options: Any) -> list[Any]:
+    def run(console: Any, plan: StudyPlan, out: Path | None, **options: Any) -> list[Any]:
         shown.append((out or plan.folder, plan.studies[""]))
         return []
 

@@ -40,7 +40,7 @@ def test_models_of_equal_size_are_checked_timed_and_recorded(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "kind", [model.mad(Shape(2, 24, 32)), model.language(Shape(1, 32, 32), 2, 64)], ids=lambda kind: kind.name
 )
-def test_a_step_trains_the_model_that_was_counted(kind: model.Kind) -> None:
+def test_a_step_trains_the_model_that_was_counted(kind: model.ModelKind) -> None:
     for name, found in kind.match().items():
         learner = model.Learner(kind, kind.build(name, found.mixer.size, found.inner))
         assert sum(p.numel() for p in learner.model.parameters()) == found.parameters

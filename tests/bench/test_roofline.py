@@ -10,7 +10,7 @@ import torch
 
 from hypermlp.bench import kernels, predictions, roofline
 from hypermlp.bench.processors import occupancy, schedule
-from hypermlp.bench.roofline import DEVICES, Cost, Gpu, L2Cache
+from hypermlp.bench.roofline import DEVICES, Gpu, KernelCost, L2Cache
 from hypermlp.bench.work import Touch, Work, turns_of, work_of
 from hypermlp.ops.triton import tiles
 from hypermlp.report.gpu import predicted_markdown
@@ -121,7 +121,7 @@ def test_bytes_bound_a_launch() -> None:
     assert cost.l2 == pytest.approx(1)
     assert cost.memory == pytest.approx(4 / 0.8)
     assert cost.bound == "DRAM"
-    assert roofline.seconds([Cost("k", 1, 0, 0, 0, 0, 0)] * 10) == pytest.approx(10 * roofline.HOST)  # the host is slower
+    assert roofline.seconds([KernelCost("k", 1, 0, 0, 0, 0, 0)] * 10) == pytest.approx(10 * roofline.HOST)  # the host is slower
 
 
 def test_the_cache_keeps_what_was_used_last() -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from hypermlp.cli.prepare import run_prepare
 from hypermlp.data import shards
 from hypermlp.data.corpus import SPLITS, Corpus, Tokens, open_corpus, read_corpus
-from hypermlp.data.shards import UNFINISHED, Progress, prepare
+from hypermlp.data.shards import UNFINISHED, ShardProgress, prepare
 from hypermlp.data.text import Source, find_source
 from hypermlp.data.tokenizers import ByteTokenizer, FileTokenizer, train_bpe
 from hypermlp.errors import RunError
@@ -66,7 +66,7 @@ def test_a_prepared_corpus_equals_direct_tokenisation(kind: str, source: Source,
         file["model"]["vocab"]["<far>"] = 70000
         tokenizer = FileTokenizer("far", file)
         assert tokenizer.dtype == "<u4"
-    seen: list[Progress] = []
+    seen: list[ShardProgress] = []
     prepared = prepare(source, tmp_path / "out", tokenizer, shard=SHARD, progress=seen.append)
     assert len(prepared.split("train").pieces) > 3
     same(prepared, read_corpus(source, tokenizer))
@@ -153,7 +153,7 @@ def test_after_a_kill_the_same_call_goes_on_and_ends_the_same(folder: Path, sour
     records = [json.loads(path.read_text()) for path in out.glob(f"{UNFINISHED}/0*.json")]
     kept = [out / shard["file"] for record in records for shard in record.values()]
     before = {path: path.stat().st_mtime_ns for path in kept}
-    seen: list[Progress] = []
+    seen: list[ShardProgress] = []
     prepare(source, out, ByteTokenizer(), shard=SHARD, progress=seen.append)
     assert {path: path.stat().st_mtime_ns for path in before} == before, "finished shards are kept"
     prepare(source, tmp_path / "whole", ByteTokenizer(), shard=SHARD)

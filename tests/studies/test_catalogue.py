@@ -12,7 +12,7 @@ from hypermlp.checks import choose_from
 from hypermlp.cli import app, watch
 from hypermlp.mixers.groups import CORE
 from hypermlp.studies import catalogue
-from hypermlp.studies.catalogue import Choice, new_protocol, plan_study, scales_of, study_names
+from hypermlp.studies.catalogue import StudyOptions, new_protocol, plan_study, scales_of, study_names
 from hypermlp.studies.cost import measure_costs
 from hypermlp.studies.demo import MIXERS, demo_study
 from hypermlp.studies.executors import LocalPool
@@ -31,7 +31,7 @@ def test_every_listed_name_is_a_study_at_its_scales() -> None:
                 scale == "published" and name in ("copying-offsets", "pixels")
             ):
                 continue  # refused with a reason: no corpus, no published sizes
-            plan = plan_study(name, Choice(scale=scale))
+            plan = plan_study(name, StudyOptions(scale=scale))
             assert plan.studies, name
             assert plan.mixers
             assert plan.quick == (scale == "quick")
@@ -42,9 +42,9 @@ def test_names_have_their_studies() -> None:
     assert plan_study("demo").mixers == MIXERS
     assert list(plan_study("table1").studies) == ["mad", "language"]
     assert plan_study("table1").mixers == CORE
-    assert list(plan_study("table1", Choice(tasks="language")).studies) == ["language"]
+    assert list(plan_study("table1", StudyOptions(tasks="language")).studies) == ["language"]
     assert list(plan_study("mqar,copy").studies) == ["mqar", "copy"]
-    assert list(plan_study("copying", Choice(tasks="copy,needle")).studies) == ["copy", "needle"]
+    assert list(plan_study("copying", StudyOptions(tasks="copy,needle")).studies) == ["copy", "needle"]
     registered = plan_study("table1.toml")
     assert registered.protocol is not None
     assert registered.seeds == registered.protocol.seeds
@@ -52,11 +52,11 @@ def test_names_have_their_studies() -> None:
 
 def test_a_search_is_made_where_it_is_asked_for() -> None:
     for name in ("mad", "mqar", "mad,mqar", "table1"):
-        searched = plan_study(name, Choice(search=True, scale="quick")).studies.values()
+        searched = plan_study(name, StudyOptions(search=True, scale="quick")).studies.values()
         assert all(study.search is not None for study in searched), name
-        plain = plan_study(name, Choice(search=False, scale="quick")).studies.values()
+        plain = plan_study(name, StudyOptions(search=False, scale="quick")).studies.values()
         assert all(study.search is None for study in plain), name
-    (study,) = plan_study("mad", Choice(search=True, changes=["lr=1e-2,1e-3"])).studies.values()
+    (study,) = plan_study("mad", StudyOptions(search=True, changes=["lr=1e-2,1e-3"])).studies.values()
     assert study.search is not None
     assert study.search.rates == (1e-3, 1e-2)
 
@@ -64,7 +64,7 @@ def test_a_search_is_made_where_it_is_asked_for() -> None:
 @pytest.mark.parametrize("name, changes", [("mad", SMALL), ("mad", (*SMALL, "lr=1e-3,3e-3")), ("mqar", SMALL[:3])])
 def test_a_cost_counts_the_runs_that_are_made(name: str, changes: tuple[str, ...], tmp_path: Path) -> None:
     tasks = "memorization" if name == "mad" else None
-    plan = plan_study(name, Choice(scale="quick", mixers="S,S-p", tasks=tasks, seeds=3, search=False, changes=changes))
+    plan = plan_study(name, StudyOptions(scale="quick", mixers="S,S-p", tasks=tasks, seeds=3, search=False, changes=changes))
     for part, study in plan.studies.items():
         with Folder(tmp_path / (part or name)) as folder:
             planned = len(study.plan_jobs(folder, plan.mixers, plan.seeds))
@@ -77,19 +77,19 @@ def test_a_cost_counts_the_runs_that_are_made(name: str, changes: tuple[str, ...
 @pytest.mark.parametrize(
     "name, choice, message",
     [
-        ("mqarr", Choice(), r"study \('mqarr'\) must be one of .* did you mean 'mqar'"),
-        ("mqar", Choice(scale="lapto"), "did you mean 'laptop'"),
-        ("mad", Choice(tasks="memorisation"), "did you mean 'memorization'"),
-        ("mad", Choice(changes=["step=3"]), "mad has no field 'step'.* did you mean 'steps'"),
-        ("mqar", Choice(changes=["nois=true"]), "settings of mqar have .*did you mean 'noise'"),
-        ("mad", Choice(changes=["init=papr"]), "did you mean 'paper'"),
-        ("demo", Choice(mixers="S"), "demo takes no --mixers"),
-        ("table1.toml", Choice(seeds=3), "registered study is what its file says"),
-        ("tabel1.toml", Choice(), "there is no protocol tabel1.toml.*did you mean 'table1.toml'"),
-        ("table1", Choice(tasks="mda"), "did you mean 'mad'"),
+        ("mqarr", StudyOptions(), r"study \('mqarr'\) must be one of .* did you mean 'mqar'"),
+        ("mqar", StudyOptions(scale="lapto"), "did you mean 'laptop'"),
+        ("mad", StudyOptions(tasks="memorisation"), "did you mean 'memorization'"),
+        ("mad", StudyOptions(changes=["step=3"]), "mad has no field 'step'.* did you mean 'steps'"),
+        ("mqar", StudyOptions(changes=["nois=true"]), "settings of mqar have .*did you mean 'noise'"),
+        ("mad", StudyOptions(changes=["init=papr"]), "did you mean 'paper'"),
+        ("demo", StudyOptions(mixers="S"), "demo takes no --mixers"),
+        ("table1.toml", StudyOptions(seeds=3), "registered study is what its file says"),
+        ("tabel1.toml", StudyOptions(), "there is no protocol tabel1.toml.*did you mean 'table1.toml'"),
+        ("table1", StudyOptions(tasks="mda"), "did you mean 'mad'"),
     ],
 )
-def test_mistakes_are_refused_with_what_was_meant(name: str, choice: Choice, message: str) -> None:
+def test_mistakes_are_refused_with_what_was_meant(name: str, choice: StudyOptions, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         plan_study(name, choice)
 
@@ -144,6 +144,6 @@ def test_a_new_protocol_is_checked_and_a_mistake_is_named_with_file_and_section(
 
 def test_studies_run_on_what_there_is_unless_told() -> None:
     """All commands that run have the same default."""
-    assert Choice().device == "auto"
+    assert StudyOptions().device == "auto"
     assert LocalPool(1).device == LocalPool(1, "auto").device
     assert catalogue.DEFAULT == "laptop"

@@ -16,7 +16,7 @@ from hypermlp.models.budget import TOLERANCE
 from hypermlp.report.terminal import new_console
 from hypermlp.report.words import sentence
 from hypermlp.studies import demo
-from hypermlp.studies.catalogue import Plan
+from hypermlp.studies.catalogue import StudyPlan
 from hypermlp.studies.demo import MIXERS, TASKS, DemoStudy, demo_study, lag_kernels
 from hypermlp.studies.executors import LocalPool
 from hypermlp.tasks import TASKS as TASK_REGISTRY
@@ -34,8 +34,8 @@ TINY = dataclasses.replace(
 )
 
 
-def plan(study: DemoStudy, folder: Path) -> Plan:
-    return Plan(name="demo", folder=folder, studies={"": study}, mixers=MIXERS)
+def plan(study: DemoStudy, folder: Path) -> StudyPlan:
+    return StudyPlan(name="demo", folder=folder, studies={"": study}, mixers=MIXERS)
 
 
 def test_the_demo_trains_all_shows_a_table_and_leaves_a_page(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypermlp import provenance
 from hypermlp.report.page import write_report
 from hypermlp.report.words import claim_words
 from hypermlp.studies import engine
-from hypermlp.studies.cost import Cost, measure_costs
+from hypermlp.studies.cost import StudyCost, measure_costs
 from hypermlp.studies.mad import TaskStudy
 from hypermlp.studies.protocol import PACKAGED, digest, find_protocol, load_protocol, read_protocol
 from hypermlp.verdicts.claims import NOT_RUN, SUPPORTED, Verdict, judge_claims
@@ -404,7 +404,7 @@ def test_costs_are_measured_by_a_few_steps() -> None:
     assert cost.per_step > 0
     (cost,) = measure_costs(replace(study, search=None, rates=(1e-3, 2e-3, 4e-3), decays=(0.0, 0.1)), ["S"], 5)
     assert cost.runs == 5 * 3 * 2
-    assert Cost("S", "", 10, 0.5, 1.0, 3, 2.0).seconds == 2 * (5 + 3)
+    assert StudyCost("S", "", 10, 0.5, 1.0, 3, 2.0).seconds == 2 * (5 + 3)
 
 
 def test_nobody_can_stop_where_it_looks_best(tmp_path: Path, made_up: None) -> None:

@@ -104,7 +104,7 @@ def timed(layer: torch.nn.Module, call: Callable[[Tensor], Tensor], x: Tensor, r
     return found
 
 
-def models(kind: model.Kind, rounds: int, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def models(kind: model.ModelKind, rounds: int, tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """The same of whole language models at equal width, next-token loss included."""
     rows = []
     for name in (kind.mixer, kind.baseline):
@@ -115,7 +115,7 @@ def models(kind: model.Kind, rounds: int, tell: Callable[[str], None]) -> list[d
     return rows
 
 
-def language_model(kind: model.Kind, name: str, device: str) -> tuple[nn.Module, Callable[[Tensor], Tensor], Tensor]:
+def language_model(kind: model.ModelKind, name: str, device: str) -> tuple[nn.Module, Callable[[Tensor], Tensor], Tensor]:
     """A model in bfloat16, its loss as a function of a batch of tokens, and a batch."""
     torch.manual_seed(0)
     net = kind.build(name, None, published_inner(kind.shape.width)).to(device, torch.bfloat16)

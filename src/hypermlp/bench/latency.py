@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.bench.record import Results
+from hypermlp.bench.record import ResultsFile
 from hypermlp.bench.timing import threads as thread_count
 from hypermlp.checks import at_least_one, choose_from
 from hypermlp.errors import RunError
@@ -176,7 +176,7 @@ def run(
     if not model and width % 12:
         raise ValueError(f"width ({width}) must be divisible by the 12 heads of softmax attention; try {width - width % 12}")
     settings = {"width": width, "steps": steps, "threads": threads, "model": model, "only": sorted(only)}
-    results = Results(path, "latency", settings)
+    results = ResultsFile(path, "latency", settings)
     chosen = [name for name in contestants if not only or name in only]
     done = {(row["context"], row["batch"], row["weights"]) for row in results.rows}
     with torch.inference_mode(), thread_count(threads):

@@ -21,7 +21,7 @@ from hypermlp.models.lm import LanguageModel, ModelConfig, published_inner
 from hypermlp.models.mad import MadLanguageModel
 
 
-class Kind(NamedTuple):
+class ModelKind(NamedTuple):
     """A kind of model, as one contestant and its baseline are measured in it."""
 
     name: str  # "mad" or "language"
@@ -54,19 +54,19 @@ class Kind(NamedTuple):
         return match_models((self.mixer, self.baseline), width, length, self.build, published_inner(width))
 
 
-def mad(shape: Shape) -> Kind:
+def mad(shape: Shape) -> ModelKind:
     """As in MAD's baseline settings: two layers, 16 tokens in the vocabulary."""
-    return Kind("mad", shape, 2, 16, "G-cg-q-12o", "S-pc")
+    return ModelKind("mad", shape, 2, 16, "G-cg-q-12o", "S-pc")
 
 
-def language(shape: Shape, depth: int, vocabulary: int) -> Kind:
-    return Kind("language", shape, depth, vocabulary, "hyperglu", "softmax")
+def language(shape: Shape, depth: int, vocabulary: int) -> ModelKind:
+    return ModelKind("language", shape, depth, vocabulary, "hyperglu", "softmax")
 
 
 class Learner:
     """A model, its optimiser and a batch."""
 
-    def __init__(self, kind: Kind, model: nn.Module) -> None:
+    def __init__(self, kind: ModelKind, model: nn.Module) -> None:
         self.model = model
         self.optimiser = torch.optim.AdamW(model.parameters(), fused=True)  # as train/training.py does
         generator = torch.Generator().manual_seed(0)
@@ -82,7 +82,7 @@ class Learner:
 
 
 def run(
-    kinds: Sequence[Kind],
+    kinds: Sequence[ModelKind],
     *,
     rounds: int = 5,
     thread_counts: Sequence[int] = (2, 1),
@@ -98,7 +98,7 @@ def run(
     return rows
 
 
-def run_kind(kind: Kind, rounds: int, thread_counts: Sequence[int], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def run_kind(kind: ModelKind, rounds: int, thread_counts: Sequence[int], tell: Callable[[str], None]) -> list[dict[str, Any]]:
     batch, length, width = kind.shape
     tell(f"{kind.name} model, {kind.shape}: checking the mixers against their reference")
     matched = kind.match()

@@ -60,7 +60,7 @@ def predict() -> list[dict[str, Any]]:
         return [row for rows in pool.map(lambda d: in_own_process(__name__, d.name), DEVICES) for row in rows]
 
 
-class Verdict(NamedTuple):
+class LimitCheck(NamedTuple):
     """A target beside what is predicted."""
 
     what: str
@@ -77,16 +77,16 @@ def machine_factors(row: Mapping[str, Any]) -> dict[str, float]:
     return {phase: PAPER[f"flash_{phase}"] / row["flash model"][phase] for phase in ("forward_ms", "training_ms")}
 
 
-def verdicts(predicted: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+def verdicts(predicted: Sequence[Mapping[str, Any]]) -> list[LimitCheck]:
     """Table 5's row, scaled by the machine's factors, and long sequences by FlashAttention-2 on every device."""
     table5 = next(row for row in predicted if row["device"] == "L40S")
     found = [
-        Verdict(f"Table 5, {phase.removesuffix('_ms')}, ms", table5["hyperglu model"][phase] * factor, TARGETS[phase])
+        LimitCheck(f"Table 5, {phase.removesuffix('_ms')}, ms", table5["hyperglu model"][phase] * factor, TARGETS[phase])
         for phase, factor in machine_factors(table5).items()
     ]
     long = "training {}×{}".format(*SHAPES[1])
     return found + [
-        Verdict(f"{long} by FlashAttention-2, {r['device']}", r[long]["ratio"], TARGETS["long_ratio"]) for r in predicted
+        LimitCheck(f"{long} by FlashAttention-2, {r['device']}", r[long]["ratio"], TARGETS["long_ratio"]) for r in predicted
     ]
 
 

@@ -45,7 +45,7 @@ def grouped(results: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-class Results:
+class ResultsFile:
     """Written whole after every addition, so that a kill loses at most what was being measured."""
 
     def __init__(self, path: Path, benchmark: str, settings: dict[str, Any], *, anew: bool = False) -> None:
@@ -79,7 +79,7 @@ class Results:
         self.extend([row])
 
 
-class Record(Results):
+class Record(ResultsFile):
     """Results by rounds, in which everybody takes part, beside memory and operations of each."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:

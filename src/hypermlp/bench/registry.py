@@ -11,7 +11,7 @@ from typing import Any, Literal, get_type_hints
 from hypermlp.bench import decode, gpu, kernels, latency, layer, model, profile, table5
 from hypermlp.bench.contestants import BASELINE, CONTESTANTS
 from hypermlp.bench.layer import DEFAULT_SHAPES, MIXER_SHAPES, Shape
-from hypermlp.bench.record import Results
+from hypermlp.bench.record import ResultsFile
 from hypermlp.bench.systems import choose_systems
 from hypermlp.checks import choose_from
 from hypermlp.files import free_path
@@ -121,7 +121,7 @@ def check_contestants(only: Sequence[str], against: str | None, *, given: bool) 
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class BenchEntry:
     about: str
     takes: str  # time
     fields: type[Any]
@@ -133,7 +133,7 @@ def fill(
 ) -> list[Path]:
     """Run a benchmark that gives row after row, into a file of its own; where there is one already, a numbered one beside."""
     path = free_path(out / f"{name}.json", *([".png"] if picture else []))
-    results = Results(path, name, dataclasses.asdict(fields))
+    results = ResultsFile(path, name, dataclasses.asdict(fields))
     run(**options, tell=tell, done=results.add)
     return [path]
 
@@ -206,7 +206,7 @@ def run_kernels(fields: KernelFields, out: Path, tell: Tell) -> list[Path]:
     if installed() is None:
         raise ImportError(f"bench kernels needs triton: {CURE}")
     path = out / "kernels.json"
-    results = Results(path, "kernels", dataclasses.asdict(fields), anew=True)
+    results = ResultsFile(path, "kernels", dataclasses.asdict(fields), anew=True)
     kernels.run(fields.arch, fields.dtype, tell=tell, done=results.add)
     if {device.arch for device in roofline.DEVICES} <= set(fields.arch) and "bfloat16" in fields.dtype:
         tell("predicting")
@@ -219,22 +219,22 @@ def run_gpu(fields: GpuFields, out: Path, tell: Tell) -> list[Path]:
     return fill("gpu", gpu.run, fields, out, tell, picture=False, rounds=fields.rounds, against=fields.against)
 
 
-BENCHMARKS: dict[str, Benchmark] = {
-    "layer": Benchmark("HyperGLU's implementations beside softmax attention", "half an hour", LayerFields, run_layer),
-    "mixers": Benchmark("layers of any mixers at equal parameters", "minutes a mixer", MixerFields, run_mixers),
-    "model": Benchmark(
+BENCHMARKS: dict[str, BenchEntry] = {
+    "layer": BenchEntry("HyperGLU's implementations beside softmax attention", "half an hour", LayerFields, run_layer),
+    "mixers": BenchEntry("layers of any mixers at equal parameters", "minutes a mixer", MixerFields, run_mixers),
+    "model": BenchEntry(
         "the paper's Table 5: whole models, growing layers, long contexts; part=equal: models of equal size", "half an hour",
         ModelFields, run_model,
     ),
-    "decode": Benchmark("one token after another: milliseconds and bytes of cache", "minutes", DecodeFields, run_decode),
-    "latency": Benchmark("every token timed alone: tail, deadlines, first token", "hours", LatencyFields, run_latency),
-    "profile": Benchmark("where a training step's time goes", "a minute", ProfileFields, run_profile),
-    "kernels": Benchmark("GPU kernels, compiled without a GPU", "minutes", KernelFields, run_kernels),
+    "decode": BenchEntry("one token after another: milliseconds and bytes of cache", "minutes", DecodeFields, run_decode),
+    "latency": BenchEntry("every token timed alone: tail, deadlines, first token", "hours", LatencyFields, run_latency),
+    "profile": BenchEntry("where a training step's time goes", "a minute", ProfileFields, run_profile),
+    "kernels": BenchEntry("GPU kernels, compiled without a GPU", "minutes", KernelFields, run_kernels),
 }  # fmt: skip
-ON_GPU = Benchmark("layers, GPT-2 small and decoding beside SDPA, after a check of all values", "minutes", GpuFields, run_gpu)
+ON_GPU = BenchEntry("layers, GPT-2 small and decoding beside SDPA, after a check of all values", "minutes", GpuFields, run_gpu)
 
 
-def read_fields(name: str, benchmark: Benchmark, changes: Sequence[str]) -> Any:
+def read_fields(name: str, benchmark: BenchEntry, changes: Sequence[str]) -> Any:
     """A benchmark's fields with some changed: FIELD=VALUE."""
     kinds = {field.name: get_type_hints(benchmark.fields)[field.name] for field in dataclasses.fields(benchmark.fields)}
     return benchmark.fields(**read_overrides(changes, kinds, f"bench {name}"))

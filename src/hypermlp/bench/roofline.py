@@ -91,7 +91,7 @@ class L2Cache:
         return moved
 
 
-class Cost(NamedTuple):
+class KernelCost(NamedTuple):
     """Seconds of one launch by what may bound it; tensor and issue if all SMs shared its work evenly, grid as they do."""
 
     kernel: str
@@ -121,7 +121,7 @@ class Cost(NamedTuple):
         return "tensor" if self.tensor > ISSUE_SHARE * self.issue else "issue"
 
 
-def cost_of(row: Mapping[str, Any], work: Work, device: Gpu, cache: L2Cache) -> Cost:
+def cost_of(row: Mapping[str, Any], work: Work, device: Gpu, cache: L2Cache) -> KernelCost:
     """One launch of a compiled kernel."""
     M, N = row["tile"]
     slower = SYNC_SHARE if row["sync"] and row["arch"] == 90 else 1.0
@@ -132,7 +132,7 @@ def cost_of(row: Mapping[str, Any], work: Work, device: Gpu, cache: L2Cache) -> 
     fit = occupancy(row["arch"], row["registers"], row["warps"], row["shared"], row.get("tensor_memory", 0))
     frequency = device.clock * 1e9
     total = int(work.turns.sum())
-    return Cost(
+    return KernelCost(
         row["kernel"], len(work.turns),
         total * tensor / device.sms / frequency, (total * issue + len(work.turns) * outside) / device.sms / frequency,
         schedule(clocks.tolist(), row["warps"], fit, device.sms) / frequency,
@@ -140,13 +140,13 @@ def cost_of(row: Mapping[str, Any], work: Work, device: Gpu, cache: L2Cache) -> 
     )  # fmt: skip
 
 
-def moving(name: str, touched: Sequence[Touch], device: Gpu, cache: L2Cache) -> Cost:
+def moving(name: str, touched: Sequence[Touch], device: Gpu, cache: L2Cache) -> KernelCost:
     """A launch that only moves bytes."""
     moved = sum(part.size for part in touched)
-    return Cost(name, 1, 0, 0, 0, moved / (device.l2 * 1e9), cache.use(touched) / (MEMORY_SHARE * device.memory * 1e9))
+    return KernelCost(name, 1, 0, 0, 0, moved / (device.l2 * 1e9), cache.use(touched) / (MEMORY_SHARE * device.memory * 1e9))
 
 
-def seconds(costs: Sequence[Cost]) -> float:
+def seconds(costs: Sequence[KernelCost]) -> float:
     """Of launches in a row: what the GPU or the host needs, whichever is more."""
     return max(sum(cost.seconds for cost in costs), HOST * len(costs))
 
@@ -154,7 +154,7 @@ def seconds(costs: Sequence[Cost]) -> float:
 # Recorded launches, in a process without Triton's interpreter.
 
 
-def operator_costs(device: Gpu, batch: int, time: int, width: int = WIDTH, heads: int = HEADS) -> dict[str, list[Cost]]:
+def operator_costs(device: Gpu, batch: int, time: int, width: int = WIDTH, heads: int = HEADS) -> dict[str, list[KernelCost]]:
     """Every launch of the operator of one layer in bfloat16: "forward" and "backward"."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -164,7 +164,7 @@ def operator_costs(device: Gpu, batch: int, time: int, width: int = WIDTH, heads
 
     inputs, spec = operator_inputs("bfloat16", batch, time, time, width, heads, RANK), usual_spec(time)
     cache = L2Cache(device.l2_bytes)
-    costs: list[Cost] = []
+    costs: list[KernelCost] = []
     held: list[Any] = []  # tensors stay alive, so that addresses tell them apart
 
     def see(one: Launch, arguments: dict[str, Any]) -> None:
@@ -205,7 +205,7 @@ FLASH: dict[str, Any] = {
 }  # fmt: skip
 
 
-def flash_costs(device: Gpu, batch: int, time: int, phase: str, heads: int = 12) -> list[Cost]:
+def flash_costs(device: Gpu, batch: int, time: int, phase: str, heads: int = 12) -> list[KernelCost]:
     """By the same model, twelve heads of 64: a program per block of 128 rows, or of 128 slots in the backward."""
     M, N = FLASH["tile"]
     blocks, size = -(-time // M), batch * time * WIDTH * 2.0
@@ -224,7 +224,7 @@ def flash_costs(device: Gpu, batch: int, time: int, phase: str, heads: int = 12)
     return [before, cost, after]
 
 
-def summary(costs: Sequence[Cost]) -> list[dict[str, Any]]:
+def summary(costs: Sequence[KernelCost]) -> list[dict[str, Any]]:
     """One row per kernel: milliseconds, launches, programs of the smallest and largest launch, what bounds most of the time."""
     made = []
     for name in dict.fromkeys(cost.kernel for cost in costs):

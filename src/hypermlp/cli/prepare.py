@@ -43,7 +43,7 @@ def run_prepare(
     with Progress(*columns, console=console, transient=True) as bar:
         shown = bar.add_task("tokenising", total=found.size)
 
-        def tell(progress: shards.Progress) -> None:
+        def tell(progress: shards.ShardProgress) -> None:
             counts = f"{progress.documents:,} documents, {progress.tokens:,} tokens"
             bar.update(shown, completed=progress.read, description=counts)
             if not console.is_terminal:

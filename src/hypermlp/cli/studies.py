@@ -117,12 +117,14 @@ def study_cost(
     """How long a study will take on this machine: every model is trained for a few steps. Options are those of run."""
     from hypermlp.allocator import keep_freed_memory
     from hypermlp.report.cost import show_costs
-    from hypermlp.studies.catalogue import Choice, plan_study
+    from hypermlp.studies.catalogue import StudyOptions, plan_study
     from hypermlp.studies.cost import measure_costs
     from hypermlp.studies.executors import cores
 
     keep_freed_memory()  # as workers do
-    plan = plan_study(name, Choice(scale=scale, mixers=mixers, tasks=tasks, seeds=seeds, search=search, changes=changes or ()))
+    plan = plan_study(
+        name, StudyOptions(scale=scale, mixers=mixers, tasks=tasks, seeds=seeds, search=search, changes=changes or ())
+    )
     costs = [cost for part in plan.studies.values() for cost in measure_costs(part, plan.mixers, plan.seeds)]
     show_costs(open_console(), costs, cores())
 
@@ -208,10 +210,10 @@ def run_named(
     """The one way in which studies start."""
     from hypermlp.cli import watch
     from hypermlp.files import refuse_foreign
-    from hypermlp.studies.catalogue import Choice, plan_study
+    from hypermlp.studies.catalogue import StudyOptions, plan_study
     from hypermlp.studies.executors import find_executor
 
-    plan = plan_study(name, Choice(device=device, **choice))  # type: ignore[arg-type]
+    plan = plan_study(name, StudyOptions(device=device, **choice))  # type: ignore[arg-type]
     workforce = find_executor(executor, workers, device)
     refuse_foreign((out or plan.folder) / "report.html")
     watch.leave(watch.run_plan(open_console(), plan, out, executor=workforce, retry_failed=retry_failed))

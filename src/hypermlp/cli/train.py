@@ -21,7 +21,7 @@ from hypermlp.report.style import save
 from hypermlp.report.terminal import say, status
 from hypermlp.report.training import curves, line, plan_table, printable, sample_panel, state_table
 from hypermlp.runs.configs import configure
-from hypermlp.runs.cost import Cost, estimate_cost
+from hypermlp.runs.cost import RunCost, estimate_cost
 from hypermlp.runs.generate import open_model, write_text
 from hypermlp.runs.train import Run, start
 from hypermlp.train.config import RunConfig
@@ -31,7 +31,7 @@ from hypermlp.train.training import Step
 PICTURE = "loss.png"
 
 
-def show_plan(console: Console, name: str, overrides: Iterable[str] = (), *, processes: int = 1) -> Cost:
+def show_plan(console: Console, name: str, overrides: Iterable[str] = (), *, processes: int = 1) -> RunCost:
     """What the run would take; nothing is written."""
     config = configure(name, overrides)
     with status(console, "measuring a step"):

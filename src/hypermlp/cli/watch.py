@@ -18,7 +18,7 @@ from hypermlp.report.progress import Scores, Screen, accuracies, describe, losse
 from hypermlp.report.tasks import task_table
 from hypermlp.report.terminal import say
 from hypermlp.report.words import sentence
-from hypermlp.studies.catalogue import Plan
+from hypermlp.studies.catalogue import StudyPlan
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import read_lines
 from hypermlp.studies.mad import TaskStudy
@@ -57,7 +57,7 @@ def scores_so_far(study: Study, mixers: Sequence[str], records: Sequence[Record]
 
 
 def run_plan(
-    console: Console, plan: Plan, out: Path | None = None, *, executor: Executor | None = None, retry_failed: bool = False
+    console: Console, plan: StudyPlan, out: Path | None = None, *, executor: Executor | None = None, retry_failed: bool = False
 ) -> list[Record]:
     """Run all studies of a plan, or what is missing of them; then say what they show, and leave report.html."""
     folder = out or plan.folder
@@ -95,7 +95,7 @@ def finished(folder: Path) -> set[str]:
     return {record["key"] for path in folder.rglob("runs.jsonl") for record in read_lines(path)[0]}
 
 
-def enter_protocol(console: Console, plan: Plan, folder: Path) -> dict[str, Any]:
+def enter_protocol(console: Console, plan: StudyPlan, folder: Path) -> dict[str, Any]:
     """Note a registered study's protocol in its folder, and say where it deviates; what its records are to say besides."""
     if plan.protocol is None or plan.file is None:
         return {}
@@ -107,12 +107,12 @@ def enter_protocol(console: Console, plan: Plan, folder: Path) -> dict[str, Any]
     return {MARK: plan.protocol.digest}
 
 
-def begin_quick(console: Console, plan: Plan) -> None:
+def begin_quick(console: Console, plan: StudyPlan) -> None:
     if plan.quick:
         say(console, "The quick scale shows that all works. It is too short to rank mixers.")
 
 
-def end_quick(console: Console, plan: Plan) -> None:
+def end_quick(console: Console, plan: StudyPlan) -> None:
     """A quick run ranks nobody: it says what would."""
     instead = "hypermlp demo" if plan.name == "demo" else f"hypermlp study run {plan.name} --scale laptop"
     say(console, f"These scores do not rank the mixers: they were trained too shortly. For that: {instead} --seeds 4")

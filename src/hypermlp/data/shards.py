@@ -36,14 +36,14 @@ UNFINISHED = ".unfinished"  # what is only needed until the index is written
 PLAN = "plan.json"
 
 
-class Progress(NamedTuple):
+class ShardProgress(NamedTuple):
     read: int  # bytes of text, of tasks that are done
     total: int
     documents: int
     tokens: int
 
 
-class Task(NamedTuple):
+class ShardTask(NamedTuple):
     """The parts that one worker turns into one shard of each split."""
 
     number: int
@@ -58,7 +58,7 @@ def prepare(
     *,
     workers: int = 1,
     shard: int = 2**24,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[ShardProgress], None] = lambda _: None,
     provenance: dict[str, Any] | None = None,
 ) -> Corpus:
     """Write the tokens of a source to a folder in shards, and open them; what was stopped is continued.
@@ -138,7 +138,7 @@ def start(out: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> bool:
     return not complete
 
 
-def tasks(source: Source, shard: int, out: Path) -> list[Task]:
+def tasks(source: Source, shard: int, out: Path) -> list[ShardTask]:
     """Parts that follow each other, as many as make a shard."""
     groups: list[list[Part]] = []
     size = shard
@@ -148,23 +148,23 @@ def tasks(source: Source, shard: int, out: Path) -> list[Task]:
             size = 0
         groups[-1].append(part)
         size += part.size
-    return [Task(number, tuple(group), out) for number, group in enumerate(groups)]
+    return [ShardTask(number, tuple(group), out) for number, group in enumerate(groups)]
 
 
 def run(
-    todo: list[Task], tokenizer: Tokenizer, workers: int, size: int, progress: Callable[[Progress], None]
+    todo: list[ShardTask], tokenizer: Tokenizer, workers: int, size: int, progress: Callable[[ShardProgress], None]
 ) -> list[dict[str, Any]]:
     """Do the tasks that are not done yet; the records of all, in order."""
     records: dict[int, dict[str, Any]] = {}
     so_far = np.zeros(3, np.int64)  # bytes read, documents, tokens
 
-    def done(task: Task, record: dict[str, Any]) -> None:
+    def done(task: ShardTask, record: dict[str, Any]) -> None:
         nonlocal so_far
         records[task.number] = record
         counts = [[shard["documents"], shard["tokens"]] for shard in record.values()]
         so_far += [sum(part.size for part in task.parts), *np.sum([[0, 0], *counts], axis=0)]
         read, documents, tokens = so_far.tolist()
-        progress(Progress(read, size, documents, tokens))
+        progress(ShardProgress(read, size, documents, tokens))
 
     for task in todo:
         if record := finished(task):
@@ -209,15 +209,15 @@ def die_with_parent() -> None:
     os._exit(1)
 
 
-def work(task: Task) -> dict[str, Any]:
+def work(task: ShardTask) -> dict[str, Any]:
     return tokenise(task, worker_tokenizer)
 
 
-def record_path(task: Task) -> Path:
+def record_path(task: ShardTask) -> Path:
     return task.out / UNFINISHED / f"{task.number:05d}.json"
 
 
-def finished(task: Task) -> dict[str, Any] | None:
+def finished(task: ShardTask) -> dict[str, Any] | None:
     """The record of a task that was finished before, if its shards are still there."""
     if not record_path(task).is_file():
         return None
@@ -226,7 +226,7 @@ def finished(task: Task) -> dict[str, Any] | None:
     return record if all(path.is_file() and path.stat().st_size == size for path, size in shards) else None
 
 
-def tokenise(task: Task, tokenizer: Tokenizer) -> dict[str, Any]:
+def tokenise(task: ShardTask, tokenizer: Tokenizer) -> dict[str, Any]:
     """Write the shards of a task, then its record, and return that."""
     unfinished = task.out / UNFINISHED
     record: dict[str, Any] = {}

@@ -8,10 +8,10 @@ from rich.console import Console
 
 from hypermlp.report.table1 import TITLES
 from hypermlp.report.terminal import Column, say, show_table
-from hypermlp.studies.cost import Cost
+from hypermlp.studies.cost import StudyCost
 
 
-def show_costs(console: Console, costs: Sequence[Cost], workers: int) -> None:
+def show_costs(console: Console, costs: Sequence[StudyCost], workers: int) -> None:
     """Milliseconds of a step, and core hours, by mixer and setting; the sum over so many cores."""
     settings = list(dict.fromkeys(cost.setting for cost in costs))
     found = {(cost.mixer, cost.setting): cost for cost in costs}

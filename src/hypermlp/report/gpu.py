@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group
 
 from hypermlp.bench import kernel_sizes, kernels, predictions
-from hypermlp.bench.predictions import Verdict
+from hypermlp.bench.predictions import LimitCheck
 from hypermlp.report.terminal import Column, tabulate
 
 Row = Mapping[str, Any]
@@ -131,7 +131,7 @@ def targets_text(predicted: Sequence[Row]) -> list[str]:
     return lines + [f"| {v.what} | {v.predicted:.2f} | {v.limit:g} | {met_text(v)} |" for v in predictions.verdicts(predicted)]
 
 
-def met_text(verdict: Verdict) -> str:
+def met_text(verdict: LimitCheck) -> str:
     return "met" if verdict.met else "missed"
 
 

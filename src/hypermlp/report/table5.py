@@ -30,7 +30,7 @@ PAPER_BASELINE = "SM(Flash)"
 PARTS = ("model", "growth", "long")  # with a file each and scale
 
 
-class Cell(NamedTuple):
+class CostCell(NamedTuple):
     """A quantity here and in the paper, each with its ratio to SDPA's; None: not measured, or not in the paper."""
 
     ours: float | None
@@ -47,7 +47,7 @@ class Quantity:
     paper: Callable[[Table5Row, int], float]
     digits: Callable[[float], str]
 
-    def cell(self, data: Data, name: str, phase: int) -> Cell:
+    def cell(self, data: Data, name: str, phase: int) -> CostCell:
         own, base = (self.ours(data, who, phase) for who in (name, BASELINE))
         row = TABLE5.get(SYSTEMS[name].paper)
         theirs = None if row is None else self.paper(row, phase)
@@ -57,7 +57,7 @@ class Quantity:
             assert found is not None
             inside = found[PHASES[phase]]["ratio"]
             ratio = ratio if inside is None else inside["median"] if self.unit == "s" else 1 / inside["median"]
-        return Cell(own, ratio, theirs, None if theirs is None else theirs / self.paper(TABLE5[PAPER_BASELINE], phase))
+        return CostCell(own, ratio, theirs, None if theirs is None else theirs / self.paper(TABLE5[PAPER_BASELINE], phase))
 
 
 def work_of(data: Data, name: str, phase: int) -> float | None:
@@ -212,7 +212,7 @@ def model_grid(data: Data) -> Grid:
     return Grid(heads, rows)
 
 
-def both(cell: Cell) -> str:
+def both(cell: CostCell) -> str:
     return text(cell.ratio) + ("" if cell.paper_ratio is None else f" ({cell.paper_ratio:.2f})")
 
 

@@ -12,7 +12,7 @@ from hypermlp.report.progress import accuracies
 from hypermlp.report.shown import how_shown, unit_of
 from hypermlp.report.table1 import task_title
 from hypermlp.report.terminal import Column, say, tabulate
-from hypermlp.studies.catalogue import Plan, protocols, scales_of
+from hypermlp.studies.catalogue import StudyPlan, protocols, scales_of
 from hypermlp.studies.protocol import load_protocol
 from hypermlp.studies.study import Study
 from hypermlp.tasks import TASKS
@@ -36,7 +36,7 @@ def show_studies(console: Console) -> None:
     say(console, "A study: hypermlp study run mqar --mixers hyperglu,S-c,deltanet")
 
 
-def show_plan(console: Console, plan: Plan) -> None:
+def show_plan(console: Console, plan: StudyPlan) -> None:
     """What a study would run."""
     title = plan.name if plan.protocol is None else plan.protocol.title
     rows = []

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hypermlp.report.style import new_figure, short
 from hypermlp.report.terminal import Column, tabulate
-from hypermlp.runs.cost import Cost
+from hypermlp.runs.cost import RunCost
 from hypermlp.train.config import RunConfig
 from hypermlp.train.training import Step
 
@@ -65,7 +65,7 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     return figure
 
 
-def plan_table(config: RunConfig, found: Cost, width: int) -> Group:
+def plan_table(config: RunConfig, found: RunCost, width: int) -> Group:
     counts = {f"parameters, {name}": f"{n:,}" for name, n in found.parameters.items()}
     update = config.train.batch * config.data.context
     values = {

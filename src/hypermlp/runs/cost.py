@@ -23,7 +23,7 @@ LARGEST_TRIAL = {"cpu": 2e11, "cuda": 2e13}  # operations that are measured: a f
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class RunCost:
     parameters: dict[str, int]  # by component
     steps: int
     tokens: int
@@ -35,7 +35,7 @@ class Cost:
     measured: str  # what that is scaled up from
 
 
-def estimate_cost(config: RunConfig, processes: int = 1) -> Cost:
+def estimate_cost(config: RunConfig, processes: int = 1) -> RunCost:
     """Only the seconds, and the memory of activations, are measured; on the device that would be used."""
     share = config.train.share(processes)
     parameters = by_component(build_without_memory(config.model))
@@ -43,7 +43,7 @@ def estimate_cost(config: RunConfig, processes: int = 1) -> Cost:
     needed, uncounted = operations(config.model, config.data.context)
     holders = processes if config.train.parallel == "fsdp" else 1  # of one copy of the model
     found = measure(config, total)
-    return Cost(
+    return RunCost(
         parameters=parameters,
         steps=config.train.steps,
         tokens=config.tokens,

@@ -37,7 +37,7 @@ TABLE1_FIELDS: dict[str, Any] = {"corpus": str, "init": Init}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class StudyOptions:
     """What a user may say about a study beside its name; None: as the study has it."""
 
     scale: str | None = None
@@ -57,7 +57,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class StudyPlan:
     """Studies, and who takes part."""
 
     name: str
@@ -75,7 +75,7 @@ class Plan:
         return self.scale == QUICK
 
 
-def plan_study(name: str, choice: Choice | None = None) -> Plan:
+def plan_study(name: str, choice: StudyOptions | None = None) -> StudyPlan:
     """The studies that a name and options stand for.
 
     Args:
@@ -83,7 +83,7 @@ def plan_study(name: str, choice: Choice | None = None) -> Plan:
             own (FILE.py:CLASS), or a protocol (FILE.toml, or one that comes with the package).
         choice: what is to be different.
     """
-    choice = choice or Choice()
+    choice = choice or StudyOptions()
     if name.endswith(SUFFIX):
         return plan_protocol(name, choice)
     if name == "demo":
@@ -92,7 +92,7 @@ def plan_study(name: str, choice: Choice | None = None) -> Plan:
         choose_from("scale", scale, (QUICK, DEFAULT))
         folder = Path("runs/demo-quick" if scale == QUICK else "runs/demo")
         studies: dict[str, Study] = {"": demo_study(quick=scale == QUICK)}
-        return Plan(name=name, folder=folder, studies=studies, mixers=MIXERS, seeds=choice.seeds or 1, scale=scale)
+        return StudyPlan(name=name, folder=folder, studies=studies, mixers=MIXERS, seeds=choice.seeds or 1, scale=scale)
     scale, mixers = choice.scale or DEFAULT, tuple(choose_mixers(choice.mixers or ("core" if name == "table1" else TWO)))
     folder = Path("runs") / (name if name in ("table1", "mad") else "tasks")
     if name == "table1":
@@ -103,10 +103,10 @@ def plan_study(name: str, choice: Choice | None = None) -> Plan:
     else:
         studies = plan_tasks(name, scale, choice)
     seeds = choice.seeds or (2 if name == "table1" else 1)
-    return Plan(name=name, folder=folder, studies=studies, mixers=mixers, seeds=seeds, scale=scale)
+    return StudyPlan(name=name, folder=folder, studies=studies, mixers=mixers, seeds=seeds, scale=scale)
 
 
-def plan_tasks(name: str, scale: str, choice: Choice) -> dict[str, Study]:
+def plan_tasks(name: str, scale: str, choice: StudyOptions) -> dict[str, Study]:
     known = tuple(dict.fromkeys(["demo", "table1", *families(), *TASKS, "all"]))
     for part in name.split(","):
         if ":" not in part and part not in known:
@@ -132,13 +132,13 @@ def plan_tasks(name: str, scale: str, choice: Choice) -> dict[str, Study]:
     )
 
 
-def plan_protocol(name: str, choice: Choice) -> Plan:
+def plan_protocol(name: str, choice: StudyOptions) -> StudyPlan:
     """A registered study, in which nothing is left to options."""
     why = "a registered study is what its file says; change the file, or copy it (hypermlp study new)"
     choice.refuse(name, why, "scale", "mixers", "tasks", "seeds", "search", "changes")
     file = find_protocol_file(name)
     rules = load_protocol(file)
-    return Plan(
+    return StudyPlan(
         name=name,
         folder=Path("runs") / "registered" / file.stem,
         studies=rules.studies,

@@ -21,7 +21,7 @@ STEPS = 6  # that are timed, after two
 
 
 @dataclass(frozen=True)
-class Cost:
+class StudyCost:
     """One mixer on one setting; seconds of a core."""
 
     mixer: str
@@ -60,7 +60,7 @@ class Clock(RunContext):
         pass
 
 
-def measure_costs(study: Study, mixers: Sequence[str], seeds: int) -> Iterator[Cost]:
+def measure_costs(study: Study, mixers: Sequence[str], seeds: int) -> Iterator[StudyCost]:
     """Measured here, one thread, one after the other; a search is taken without widening and ties."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as out, Folder(Path(out)) as folder:
@@ -84,4 +84,4 @@ def measure_costs(study: Study, mixers: Sequence[str], seeds: int) -> Iterator[C
                 runs = float(seeds * (1 + len(others)))
             else:  # other allocations of ranks are only searched
                 runs = study.search.runs + (seeds if pairing.mixer in mixers else 0)
-            yield Cost(pairing.mixer, pairing.key, run.steps, median(times), look, looks, runs)
+            yield StudyCost(pairing.mixer, pairing.key, run.steps, median(times), look, looks, runs)

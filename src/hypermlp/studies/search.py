@@ -208,19 +208,19 @@ def whole(search: Search, scores: Mapping[tuple[float, float], Mapping[int, floa
     return {place: fmean(by_seed[s] for s in seeds) for place, by_seed in scores.items() if seeds <= by_seed.keys()}
 
 
-class Choice(NamedTuple):
+class Tuned(NamedTuple):
     variant: str
     rate: float
 
 
-def choose(search: Search, found: Mapping[Place, Outcome]) -> dict[Place, Choice]:
+def choose(search: Search, found: Mapping[Place, Outcome]) -> dict[Place, Tuned]:
     """Mixer and setting → the best of its variants, each at its best rate; those whose searches are finished."""
     groups: dict[Place, dict[str, Outcome]] = {}
     for (variant, setting), outcome in found.items():
         groups.setdefault((search.base(variant), setting), {})[variant] = outcome
     chosen = {}
     for place, variants in groups.items():
-        scores = {Choice(name, own.rate): own.scores[own.rate, 1.0] for name, own in variants.items() if own.rate is not None}
+        scores = {Tuned(name, own.rate): own.scores[own.rate, 1.0] for name, own in variants.items() if own.rate is not None}
         wanted = {*search.variants(place[0]), *variants}  # records may be of a mixer that is no longer registered
         if len(scores) == len(wanted):
             chosen[place] = min(scores, key=lambda choice: scores[choice])

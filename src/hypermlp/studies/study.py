@@ -25,7 +25,7 @@ from hypermlp.studies import engine, search
 from hypermlp.studies.engine import Progress
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import Folder
-from hypermlp.studies.search import Choice, Chosen, Place, Search, Trial, choose, is_failed_trial, place_of, read_search, settle
+from hypermlp.studies.search import Chosen, Place, Search, Trial, Tuned, choose, is_failed_trial, place_of, read_search, settle
 from hypermlp.studies.worker import Job, Work
 from hypermlp.train.optimisation import Precision
 
@@ -158,7 +158,7 @@ class Study(ABC):
             for job in self.jobs(pairing.setting, pairing.mixer, pairing.model, seed)
         ]
 
-    def chosen_jobs(self, pairings: Sequence[Pairing], seeds: int, choices: Mapping[Place, Choice]) -> list[Job]:
+    def chosen_jobs(self, pairings: Sequence[Pairing], seeds: int, choices: Mapping[Place, Tuned]) -> list[Job]:
         """The runs that count after a search, by setting and seed."""
         found: list[Job] = []
         places = {(pairing.mixer, pairing.key): pairing for pairing in pairings}

@@ -31,7 +31,7 @@ from hypermlp.mixers.labels import SAME
 from hypermlp.models.lm import ModelConfig
 from hypermlp.runs.configs import count
 from hypermlp.studies.folder import read_lines
-from hypermlp.studies.search import PHASE, Choice, Outcome, Place, Search, choose, place_of, read_search
+from hypermlp.studies.search import PHASE, Outcome, Place, Search, Tuned, choose, place_of, read_search
 from hypermlp.tasks import TASKS
 from hypermlp.train.run_folder import RUN, RunFolder
 from hypermlp.verdicts.registration import VERSIONS, read_versions, registration_problems
@@ -59,7 +59,7 @@ class Runs:
         return read_search(Search.from_plan(rules), self.records) if rules else {}
 
     @cached_property
-    def choices(self) -> dict[Place, Choice]:
+    def choices(self) -> dict[Place, Tuned]:
         return choose(Search.from_plan(self.plan["search"]), self.searches) if self.searches else {}
 
     @property
