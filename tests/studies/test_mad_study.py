@@ -417,9 +417,9 @@ def test_a_folder_keeps_to_its_plan_and_its_budget(tmp_path: Path) -> None:
         assert {job.key for job in jobs} < {job.key for job in more}
         with pytest.raises(ValueError, match="protocol was 'clean', not 'faithful'"):
             begin(folder, ["softmax"], protocol="faithful")
-        with pytest.raises(ValueError, match="width = 16, not 32"):
+        with pytest.raises(ValueError, match="width was 16, not 32"):
             begin(folder, ["softmax"], width=32)
-        with pytest.raises(ValueError, match=r"epochs = 3, not 4"):
+        with pytest.raises(ValueError, match=r"epochs was 3, not 4"):
             begin(folder, ["softmax"], epochs=4)
         # HyperGLU is larger here, so softmax attention would have to grow to match it.
         with pytest.raises(ValueError, match=r"with hyperglu the largest model .* so softmax would have to be trained again"):
