@@ -71,3 +71,36 @@ def write(folder: Path, records: Iterable[Record], plan: dict[str, Any] | None =
     (folder / "plan.json").write_text(json.dumps({"plan": plan, "starts": [START]}))
     (folder / "runs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
+
+
+# A small registered study, in the words of the first ones.
+PROTOCOL = """
+title = "a small one"
+contestants = ["S", "R"]
+seeds = 5
+
+[mad]
+protocol = "clean"
+tasks = ["memorization"]
+scale = "baseline"
+width = 16
+depth = 1
+batch = 16
+examples = 64
+tests = 32
+steps = {memorization = 12}
+decays = [0.1]
+changes = {memorization = {vocab_size = 16, seq_len = 8}}
+search = {rates = [1e-3, 1e-2], rungs = [1.0], widen = 0}
+
+[terms]
+interval = "bootstrap"
+seeds = 5
+
+[[comparisons]]
+title = "R is as good as S"
+better = "S"
+worse = "R"
+expect = "level"
+on = ["memorization"]
+"""

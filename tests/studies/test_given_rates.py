@@ -11,37 +11,7 @@ from hypermlp.studies.executors import LocalPool
 from hypermlp.studies.language import LanguageStudy
 from hypermlp.studies.mad import TaskStudy
 from hypermlp.studies.protocol import PACKAGED, find_protocol, load_protocol
-
-TEXT = """
-title = "a small one"
-mixers = ["S", "R"]
-seeds = 5
-
-[mad]
-protocol = "clean"
-tasks = ["memorization"]
-scale = "baseline"
-width = 16
-depth = 1
-batch = 16
-examples = 64
-tests = 32
-steps = {memorization = 12}
-decays = [0.1]
-changes = {memorization = {vocab_size = 16, seq_len = 8}}
-search = {rates = [1e-3, 1e-2], rungs = [1.0], widen = 0}
-
-[terms]
-interval = "bootstrap"
-seeds = 5
-
-[[comparisons]]
-title = "R is as good as S"
-better = "S"
-worse = "R"
-expect = "level"
-on = ["memorization"]
-"""
+from made_up import PROTOCOL
 
 
 def test_every_label_has_a_protocol() -> None:
@@ -84,9 +54,9 @@ def test_a_protocol_with_given_rates_runs_in_a_smaller_copy(tmp_path: Path) -> N
 )
 def test_mistakes_in_given_rates_are_named(given: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(TEXT.replace("search = {rates = [1e-3, 1e-2], rungs = [1.0], widen = 0}", given))
+    path.write_text(PROTOCOL.replace("search = {rates = [1e-3, 1e-2], rungs = [1.0], widen = 0}", given))
     with pytest.raises(ValueError, match=message):
         load_protocol(path)
-    path.write_text(TEXT.replace("search =", f"{given}\nsearch ="))
+    path.write_text(PROTOCOL.replace("search =", f"{given}\nsearch ="))
     with pytest.raises(ValueError, match="leave out one of them"):
         load_protocol(path)

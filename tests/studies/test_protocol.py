@@ -31,38 +31,9 @@ from hypermlp.verdicts.registration import (
     registered_version,
     registration_problems,
 )
+from made_up import PROTOCOL
 
 ROOT = Path(__file__).parents[2]
-TEXT = """
-title = "a small one"
-contestants = ["S", "R"]
-seeds = 5
-
-[mad]
-protocol = "clean"
-tasks = ["memorization"]
-scale = "baseline"
-width = 16
-depth = 1
-batch = 16
-examples = 64
-tests = 32
-steps = {memorization = 12}
-decays = [0.1]
-changes = {memorization = {vocab_size = 16, seq_len = 8}}
-search = {rates = [1e-3, 1e-2], rungs = [1.0], widen = 0}
-
-[terms]
-interval = "bootstrap"
-seeds = 5
-
-[[comparisons]]
-title = "R is as good as S"
-better = "S"
-worse = "R"
-expect = "level"
-on = ["memorization"]
-"""
 STEPS = "{memorization = 12, compression = 12}"
 
 
@@ -101,10 +72,10 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_record_has_the_digest_and_changes_after_the_first_are_deviations(tmp_path: Path, made_up: None) -> None:
     path, out = tmp_path / "it" / "protocol.toml", tmp_path / "out"
     path.parent.mkdir()
-    path.write_text(TEXT)
+    path.write_text(PROTOCOL)
     commit(path)
-    records = run(TEXT, out, path)
-    assert {record[MARK] for record in records} == {digest(TEXT)}
+    records = run(PROTOCOL, out, path)
+    assert {record[MARK] for record in records} == {digest(PROTOCOL)}
     assert registration_problems(out) == []
     (study,) = read_studies(out)
     assert study.terms.interval == "bootstrap"
@@ -115,11 +86,11 @@ def test_every_record_has_the_digest_and_changes_after_the_first_are_deviations(
     assert "<h1>a small one</h1>" in page
     assert "at memorisation" in page
     assert "Nothing was changed after it was registered." in page
-    assert digest(TEXT) in page
+    assert digest(PROTOCOL) in page
 
-    run(TEXT, out, path)  # again: the same version
+    run(PROTOCOL, out, path)  # again: the same version
     assert len(read_versions(out)) == 1
-    changed = TEXT.replace('expect = "level"', 'expect = "more"').replace("seeds = 5\n\n[mad]", "seeds = 6\n\n[mad]")
+    changed = PROTOCOL.replace('expect = "level"', 'expect = "more"').replace("seeds = 5\n\n[mad]", "seeds = 6\n\n[mad]")
     run(changed, out, path)
     ((version, lines),) = deviations(read_versions(out))
     assert version.records == 14
@@ -152,7 +123,7 @@ def test_what_two_protocols_differ_in() -> None:
 def test_no_claim_is_supported_before_all_its_runs_are_there(tmp_path: Path, made_up: None) -> None:
     """And the average is that of all tasks that were registered, not of those that are finished."""
     path = tmp_path / "protocol.toml"
-    two = TEXT.replace('["memorization"]\nscale', '["memorization", "compression"]\nscale').replace(
+    two = PROTOCOL.replace('["memorization"]\nscale', '["memorization", "compression"]\nscale').replace(
         "{memorization = 12}", STEPS
     )
     run(two.replace('on = ["memorization"]', 'on = ["memorization", "average"]'), tmp_path / "out", path)
@@ -180,7 +151,7 @@ def is_final(line: str, task: str, seed: int | None = None) -> bool:
 def test_what_was_not_registered_is_told(tmp_path: Path, made_up: None) -> None:
     path, out = tmp_path / "it" / "protocol.toml", tmp_path / "out"
     path.parent.mkdir()
-    run(TEXT, out, path)
+    run(PROTOCOL, out, path)
     (problem,) = registration_problems(out)
     assert "14 runs were made with the version of" in problem
     assert "which was not committed" in problem
@@ -188,7 +159,7 @@ def test_what_was_not_registered_is_told(tmp_path: Path, made_up: None) -> None:
     line = json.loads((out / VERSIONS).read_text())
     cases: list[tuple[dict[str, Any], str]] = [
         ({"committed": "2999-01-01T00:00:00+00:00"}, "after the first start"),
-        ({"committed": "2000-01-01T00:00:00+00:00", "text": TEXT + " "}, "has the digest"),
+        ({"committed": "2000-01-01T00:00:00+00:00", "text": PROTOCOL + " "}, "has the digest"),
         ({"committed": "2000-01-01T00:00:00+00:00", "records": 3}, "there were 3 runs before"),
         ({"committed": "2000-01-01T00:00:00+00:00", "digest": digest("x"), "text": "x"}, "runs are of another protocol"),
     ]
@@ -204,9 +175,9 @@ class Registered:
     def __init__(self, tmp_path: Path) -> None:
         self.path, self.out = tmp_path / "it" / "protocol.toml", tmp_path / "out"
         self.path.parent.mkdir()
-        self.path.write_text(TEXT)
+        self.path.write_text(PROTOCOL)
         commit(self.path)
-        enter(self.out, self.path, read_protocol(TEXT))
+        enter(self.out, self.path, read_protocol(PROTOCOL))
 
     def found(self) -> tuple[list[list[str]], list[str], str]:
         """Deviations, problems, and the page."""
@@ -214,7 +185,7 @@ class Registered:
         return changes, registration_problems(self.out), write_report(self.out).read_text()
 
 
-LOOSE = TEXT.replace('expect = "level"', 'expect = "more"')
+LOOSE = PROTOCOL.replace('expect = "level"', 'expect = "more"')
 CHANGE = 'comparisons 1.expect: "level" → "more"'
 
 
@@ -244,10 +215,10 @@ def test_an_edit_that_is_committed_before_the_first_record_is_the_protocol(tmp_p
 def test_a_commit_after_the_runs_comes_too_late(tmp_path: Path, made_up: None) -> None:
     path, out = tmp_path / "it" / "protocol.toml", tmp_path / "out"
     path.parent.mkdir()
-    run(TEXT, out, path)
+    run(PROTOCOL, out, path)
     later = "2999-01-01T00:00:00+00:00"
     commit(path)
-    enter(out, path, read_protocol(TEXT))
+    enter(out, path, read_protocol(PROTOCOL))
     first, second = read_versions(out)
     assert (first.commit, second.commit is None) == (None, False)
     lines = [json.dumps(vars(replace(version, date=date))) for version, date in ((first, first.date), (second, later))]
@@ -259,7 +230,7 @@ def test_other_code_that_judges_is_a_deviation_and_is_told_when_it_judges(
     tmp_path: Path, made_up: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = Registered(tmp_path)
-    run(TEXT, study.out, study.path)
+    run(PROTOCOL, study.out, study.path)
     assert study.found()[:2] == ([], [])
     before = judging_code()
     monkeypatch.setattr("hypermlp.verdicts.registration.JUDGING", ("studies/scores.py",))
@@ -268,16 +239,16 @@ def test_other_code_that_judges_is_a_deviation_and_is_told_when_it_judges(
     assert changes == []
     assert problems == [f"verdicts are given by other code than was registered: {judging_code()}, not {before}"]
     assert "other code than was registered" in page
-    run(TEXT, study.out, study.path)
+    run(PROTOCOL, study.out, study.path)
     assert study.found()[0] == [[f"the code that judges: {before} → {judging_code()}"]]
 
 
 def test_the_ceiling_is_registered(tmp_path: Path, made_up: None) -> None:
     study = Registered(tmp_path)
-    run(TEXT, study.out, study.path)
+    run(PROTOCOL, study.out, study.path)
     (before,) = read_studies(study.out)
     assert before.bound(["S", "R"], "memorization") == ""  # about 50 %
-    run(TEXT.replace("[terms]", "[terms]\nceiling = 40.0"), study.out, study.path)
+    run(PROTOCOL.replace("[terms]", "[terms]\nceiling = 40.0"), study.out, study.path)
     (after,) = read_studies(study.out)
     assert after.bound(["S", "R"], "memorization") == "", "a ceiling that came later judges nothing"
     assert study.found()[0] == [["terms.ceiling: nothing → 40.0", "this version was not committed"]]
@@ -295,17 +266,17 @@ def test_a_cut_tail_of_the_versions_loses_no_registration(cut: int, tmp_path: Pa
     second = path.read_bytes().removeprefix(whole)
     path.write_bytes(whole + second[:cut])
     run(LOOSE, study.out, study.path)
-    assert [version.digest for version in read_versions(study.out)] == [digest(TEXT), digest(LOOSE)]
+    assert [version.digest for version in read_versions(study.out)] == [digest(PROTOCOL), digest(LOOSE)]
     assert study.found()[:2] == ([], [])
 
 
 def test_a_damaged_version_is_told(tmp_path: Path, made_up: None) -> None:
     study = Registered(tmp_path)
-    run(TEXT, study.out, study.path)
+    run(PROTOCOL, study.out, study.path)
     path = study.out / VERSIONS
     path.write_bytes(b"\0\0\n" + path.read_bytes())
     assert study.found()[1] == ["1 of the lines in protocols.jsonl are damaged: versions may be missing"]
-    enter(study.out, study.path, read_protocol(TEXT))
+    enter(study.out, study.path, read_protocol(PROTOCOL))
     assert path.read_bytes().startswith(b"\0\0\n"), "what cannot be read is not thrown away"
 
 
@@ -387,8 +358,8 @@ def test_protocols_of_the_package_can_be_run(path: Path) -> None:
     ],
 )
 def test_mistakes_in_a_protocol_name_the_file_and_the_section(old: str, new: str, message: str, tmp_path: Path) -> None:
-    assert old in TEXT
-    (tmp_path / "mine.toml").write_text(TEXT.replace(old, new, 1))
+    assert old in PROTOCOL
+    (tmp_path / "mine.toml").write_text(PROTOCOL.replace(old, new, 1))
     with pytest.raises(ValueError, match=message):
         load_protocol(tmp_path / "mine.toml")
     with pytest.raises(ValueError, match=r"protocol \(a file, or a name\) \('nobody'\)"):
@@ -396,7 +367,7 @@ def test_mistakes_in_a_protocol_name_the_file_and_the_section(old: str, new: str
 
 
 def test_costs_are_measured_by_a_few_steps() -> None:
-    rules = read_protocol(TEXT)
+    rules = read_protocol(PROTOCOL)
     study = rules.studies["mad"]
     assert isinstance(study, TaskStudy)
     (cost,) = measure_costs(study, ["S"], 5)
@@ -409,7 +380,7 @@ def test_costs_are_measured_by_a_few_steps() -> None:
 
 def test_nobody_can_stop_where_it_looks_best(tmp_path: Path, made_up: None) -> None:
     """Two seeds would do for a verdict; five were registered, so all of them are waited for."""
-    text = TEXT.replace('"bootstrap"\nseeds = 5', '"bootstrap"\nseeds = 2')
+    text = PROTOCOL.replace('"bootstrap"\nseeds = 5', '"bootstrap"\nseeds = 2')
     assert read_protocol(text).terms.seeds == 2
     run(text, tmp_path / "out", tmp_path / "protocol.toml")
     lines = tmp_path / "out" / "mad" / "runs.jsonl"
@@ -422,6 +393,6 @@ def test_nobody_can_stop_where_it_looks_best(tmp_path: Path, made_up: None) -> N
 
 
 def test_words_of_protocols_that_were_registered_before_are_read(tmp_path: Path) -> None:
-    old = TEXT.replace("mixers = ", "contestants = ")
+    old = PROTOCOL.replace("mixers = ", "contestants = ")
     assert "contestants" in old
     assert read_protocol(old).mixers == read_protocol(old.replace("contestants", "mixers")).mixers == ("S", "R")
