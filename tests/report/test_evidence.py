@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from made_up import language, mad, write
 
 from hypermlp.report.evidence import RIVALS, evidence_markdown, longer_markdown, picture
 from hypermlp.report.table1 import table1_markdown
 from hypermlp.verdicts.folders import read_studies
 from hypermlp.verdicts.results import Results
+from made_up import language, mad, write
 
 
 @pytest.fixture
