@@ -1,5 +1,6 @@
 """The examples run as they are, at a small size; the notebook is its script, and runs too."""
 
+import json
 import re
 import runpy
 import subprocess
@@ -18,6 +19,7 @@ SMALL = {
     "own_mixer": ["--steps", "2"],
     "streaming": [],
     "real_time": [],
+    "served_stream": ["--tokens", "30", "--answers", "1", "--out", "served.json"],
 }
 
 
@@ -53,6 +55,16 @@ def test_real_time_answers_what_it_can_and_drops_the_rest(
     assert "a burst of 2000: answered 4, dropped 1996" in shown
     answered, dropped = (int(re.search(rf"{word} (\d+)", shown)[1]) for word in ("answered", "dropped"))
     assert answered + dropped == 256
+
+
+def test_a_served_stream_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    shown = run("served_stream", tmp_path, monkeypatch, capfd)
+    found = json.loads((tmp_path / "served.json").read_text())
+    (row,) = found["rows"]
+    assert found["sessions"][0]["command"].startswith("python served_stream.py --tokens 30")
+    assert 0 < row["pieces"] + row["dropped"] < 30
+    assert 0 < row["p50"] <= row["p99"] <= row["p99.9"] <= row["worst"]
+    assert f"p50  {row['p50']:,.2f} ms" in shown
 
 
 def check_differences(text: str) -> None:

@@ -77,6 +77,7 @@ class LatencyFields:
     weights: tuple[str, ...] = tuple(latency.WEIGHTS)
     only: tuple[str, ...] = ()  # contestants; none: all
     model: bool = False  # a language model of 1.1 M parameters, in one call and by its modules
+    cold: bool = False  # streams take turns token by token, so each finds caches that others have used
     width: int = 768
     steps: int = 20000
     threads: int = 2
@@ -187,7 +188,7 @@ def run_decode(fields: DecodeFields, out: Path, tell: Tell) -> list[Path]:
 
 def run_latency(fields: LatencyFields, out: Path, tell: Tell) -> list[Path]:
     """The same command resumes, with more contexts, batches and weights, too."""
-    path = out / ("latency-model.json" if fields.model else "latency.json")
+    path = out / f"latency{'-model' if fields.model else ''}{'-cold' if fields.cold else ''}.json"
     latency.run(path, tell=tell, **vars(fields))
     return [path]
 
