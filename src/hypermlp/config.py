@@ -153,7 +153,11 @@ class HyperGLUConfig:
         return self.block_size + self.registers
 
     def replace(self, **changes: Any) -> HyperGLUConfig:
-        """The same configuration with some fields changed, checked again."""
+        """The same configuration with some fields changed, checked again.
+
+        Args:
+            changes: field=value.
+        """
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:

@@ -47,7 +47,11 @@ class Cut(NamedTuple):
 
 
 class Mixer(nn.Module, ABC):
-    """A sequence mixer of width `width`. Subclasses define cache_spec and mix."""
+    """A sequence mixer of width `width`. Subclasses define cache_spec and mix.
+
+    Args:
+        arguments, options: the subclass's own; another mixer can be made with the same ones (made_with).
+    """
 
     width: int
     made_with: Callable[[], Mixer]  # makes another one with the same arguments
@@ -148,7 +152,11 @@ class Mixer(nn.Module, ABC):
     def prepare(
         self, x: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Bounds = None, cache: Cache | None = None
     ) -> Tokens:
-        """The arguments of forward, checked, with padding removed and documents marked."""
+        """The arguments of forward, checked, with padding removed and documents marked.
+
+        Args:
+            x, attention_mask, cu_seqlens, cache: as in forward.
+        """
         cu_seqlens = as_bounds(cu_seqlens, x)
         if not torch.compiler.is_compiling() and torch.distributed.is_available() and torch.distributed.is_initialized():
             refuse_context_parallel()

@@ -130,6 +130,9 @@ class HyperGLU(Mixer):
         """Weights from N(0, 0.02²), biases and diagonals zero; convolutions and low-rank factors as config.init says.
 
         "paper" is appendix L, as released.
+
+        Args:
+            generator: of the random numbers; None: torch's own.
         """
         if self.registers is not None:
             self.registers.normal_(0, INIT_STD, generator=generator)
@@ -353,7 +356,11 @@ class HyperGLU(Mixer):
         return {theirs: to_authors(theirs, value, self.config) for theirs, value in self._by_authors_name().items()}
 
     def load_authors_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load parameters saved by the authors' code; nothing is changed unless all of them fit."""
+        """Load parameters saved by the authors' code; nothing is changed unless all of them fit.
+
+        Args:
+            state: what state_dict() of their layer gives, name → tensor.
+        """
         wanted = self._by_authors_name()
         missing, unknown = sorted(set(wanted) - set(state)), sorted(set(state) - set(wanted))
         if missing or unknown:
@@ -377,7 +384,11 @@ class HyperGLU(Mixer):
 
 
 class HyperMLP(HyperGLU):
-    """The same layer with the ReLU activation, attn_kind="relu"."""
+    """The same layer with the ReLU activation, attn_kind="relu".
+
+    Args:
+        config, fields: as HyperGLU takes them.
+    """
 
     def __init__(self, config: HyperGLUConfig | Mapping[str, Any] | None = None, **fields: Any) -> None:
         super().__init__(HyperGLUConfig.of(config, **{**fields, "attn_kind": "relu"}))

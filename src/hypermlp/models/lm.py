@@ -95,11 +95,19 @@ class ModelConfig:
         return self.style != "llama"
 
     def build_mixer(self, name: str) -> Mixer:
-        """A layer's mixer."""
+        """A layer's mixer.
+
+        Args:
+            name: as `hypermlp mixers` lists them.
+        """
         return build_mixer(name, self.width, self.length, self.size, heads=self.heads, init=self.init)
 
     def replace(self, **changes: Any) -> ModelConfig:
-        """The same configuration with some fields changed."""
+        """The same configuration with some fields changed.
+
+        Args:
+            changes: field=value.
+        """
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -171,6 +179,9 @@ class Block(nn.Module):
 
 class LanguageModel(nn.Module):
     """Tokens (B T) to logits (B T vocabulary).
+
+    Args:
+        config: sizes and mixers, a ModelConfig or a mapping of its fields.
 
     >>> model = LanguageModel(ModelConfig(vocabulary=257, width=32, depth=2, length=64, mixer=("hyperglu", "softmax")))
     >>> model(torch.zeros(1, 10, dtype=torch.long)).shape
@@ -266,6 +277,10 @@ class LanguageModel(nn.Module):
         """Which way decoding these tokens (B T) takes, "model" (one call of compiled code) or "blocks", and why.
 
         Nothing is computed. Which way a layer takes within a block says its own `explain`.
+
+        Args:
+            tokens: the next token of each row.
+            cache: made by new_cache.
         """
         return explain(find_obstacle(self, self._parts(), tokens, cache.layers))
 
