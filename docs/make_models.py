@@ -1,6 +1,6 @@
 """Trains the models that come with the package and writes them to src/hypermlp/bundled, with their cards and digests.
 
-OMP_NUM_THREADS=1 python docs/make_models.py     (a quarter of an hour on one core; what is trained already is not trained again)
+OMP_NUM_THREADS=1 python docs/make_models.py     (a quarter of an hour on one core; what is trained is kept)
 
 The same seeds on another machine, or with other threads, give other bits and nearly the same scores.
 """
@@ -107,9 +107,9 @@ def make_copying(run: Path) -> dict[str, Any]:
 
 COPYING_TEXT = """# A model that copies
 
-HyperGLU (G-cg-q-12o) of `hypermlp demo`, trained on selective copying: data tokens lie among blanks, and behind the token `copy`
-the model writes them down in order. {parameters:,} parameters, rounded to bfloat16; it gets {accuracy:.1%} of the answers of
-{examples} test examples right (`hypermlp eval --model hypermlp:copying`).
+HyperGLU (G-cg-q-12o) of `hypermlp demo`, trained on selective copying: data tokens lie among blanks, and behind the token
+`copy` the model writes them down in order. {parameters:,} parameters, rounded to bfloat16; it gets {accuracy:.1%} of the
+answers of {examples} test examples right (`hypermlp eval --model hypermlp:copying`).
 
     hypermlp explore --model hypermlp:copying
 
