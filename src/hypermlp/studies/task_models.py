@@ -53,8 +53,8 @@ def model_folder(models: Path, task: str, mixer: str) -> Path:
     return models / f"{task}-{mixer.replace('!', '')}"
 
 
-def is_task_model(folder: Path) -> bool:
-    path = folder / CONFIG
+def is_task_model(folder: str | Path) -> bool:
+    path = find_model(folder) / CONFIG
     return path.is_file() and read_json(path).get("model_type") == MODEL_TYPE
 
 
