@@ -1,4 +1,4 @@
-"""The models that come with the package: what is in their folders, what they score, and every command that answers with them."""
+"""The models that come with the package: their folders, what they score, and every command that answers with them."""
 
 from __future__ import annotations
 
