@@ -29,6 +29,8 @@ RUNS = Path("runs/bundled")
 TASK, MIXER = demo.TASKS[0], demo.SHOWN
 PIECE = 32768  # tokens from the beginning of the held-out text, whose loss a test measures again
 TEXT_LICENCE = "PSF-2.0"
+LONGER = ("train.steps=2800", "train.warmup=140")
+COMMAND = " ".join(("hypermlp train tiny", *LONGER))
 
 
 def main() -> None:
@@ -37,10 +39,10 @@ def main() -> None:
 
 
 def make_language(run: Path) -> dict[str, Any]:
-    """`hypermlp train tiny` as it stands; its weights, rounded to bfloat16."""
+    """`hypermlp train tiny` for about one pass over its text; its weights, rounded to bfloat16."""
     folder, trained = BUNDLED / "language", RunFolder(run)
     if trained.finished_model() is None:
-        run_training(new_console(), "tiny", out=run, resume=trained.run.is_file())
+        run_training(new_console(), "tiny", LONGER, out=run, resume=trained.run.is_file())
     net, tokenizer = open_model(run)
     delete(folder)
     save_model(net.to(torch.bfloat16), folder, tokenizer.to_dict())
@@ -54,11 +56,12 @@ def make_language(run: Path) -> dict[str, Any]:
     card = model_card(net, trained.read(), last).replace("FOLDER", 'find_model("hypermlp:language")', 2)
     card = card.replace("from transformers", "from hypermlp.models.bundled import find_model\nfrom transformers", 1)
     (folder / "README.md").write_text(
-        f"{card}\n## Text and licence\n\n{LANGUAGE_TEXT.format(corpus=corpus.name, loss=found['loss'])}", encoding="utf-8"
+        f"{card}\n## Text and licence\n\n{LANGUAGE_TEXT.format(command=COMMAND, corpus=corpus.name, loss=found['loss'])}",
+        encoding="utf-8",
     )
     return {
         "what": "writes Python, byte by byte",
-        "command": "hypermlp train tiny",
+        "command": COMMAND,
         "text": corpus.name,
         "text_licence": TEXT_LICENCE,
         **facts(folder, count_parameters(net)),
@@ -67,8 +70,8 @@ def make_language(run: Path) -> dict[str, Any]:
     }
 
 
-LANGUAGE_TEXT = """It was trained by `hypermlp train tiny`, and its weights were rounded to bfloat16. It learned the source
-of the {corpus}, which the Python Software Foundation distributes under the PSF License 2.0
+LANGUAGE_TEXT = """It was trained by `{command}`, and its weights were rounded to
+bfloat16. It learned the source of the {corpus}, which the Python Software Foundation distributes under the PSF License 2.0
 (<https://docs.python.org/3/license.html>). A twentieth of the files was held out; on all of that text, which `hypermlp eval
 --model hypermlp:language` reads with the same Python, its loss is {loss:.4f} nats per byte.
 
