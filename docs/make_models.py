@@ -34,8 +34,10 @@ COMMAND = " ".join(("hypermlp train tiny", *LONGER))
 
 
 def main() -> None:
+    found = provenance()  # before anything changes in the source's folder
+    origin = {"provenance": {key: found[key] for key in ("date", "commit", "hypermlp", "python", "torch")}}
     about = {"language": make_language(RUNS / "language"), "copying": make_copying(RUNS / "copying")}
-    write_json(BUNDLED / ABOUT, about)
+    write_json(BUNDLED / ABOUT, {name: {**own, **origin} for name, own in about.items()})
 
 
 def make_language(run: Path) -> dict[str, Any]:
@@ -53,12 +55,9 @@ def make_language(run: Path) -> dict[str, Any]:
     found = {"loss": measure(model, held_out, tokenizer).loss, "loss_of_piece": measure(model, piece, tokenizer).loss}
     last = [record for record in trained.read_metrics() if "validation" in record][-1]
     last = {key: value for key, value in last.items() if key != "validation"}
-    card = model_card(net, trained.read(), last).replace("FOLDER", 'find_model("hypermlp:language")', 2)
-    card = card.replace("from transformers", "from hypermlp.models.bundled import find_model\nfrom transformers", 1)
-    (folder / "README.md").write_text(
-        f"{card}\n## Text and licence\n\n{LANGUAGE_TEXT.format(command=COMMAND, corpus=corpus.name, loss=found['loss'])}",
-        encoding="utf-8",
-    )
+    card = model_card(net, trained.read(), last).partition("```python")[0] + LANGUAGE_USE
+    text = LANGUAGE_TEXT.format(command=COMMAND, corpus=corpus.name, loss=found["loss"])
+    (folder / "README.md").write_text(card + text, encoding="utf-8")
     return {
         "what": "writes Python, byte by byte",
         "command": COMMAND,
@@ -70,6 +69,20 @@ def make_language(run: Path) -> dict[str, Any]:
     }
 
 
+LANGUAGE_USE = """    hypermlp generate "def main(" --model hypermlp:language
+
+```python
+import hypermlp.models.hf  # registers the model with transformers
+from hypermlp.models.bundled import find_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(find_model("hypermlp:language"))
+tokenizer = AutoTokenizer.from_pretrained(find_model("hypermlp:language"))
+```
+
+## Text and licence
+
+"""
 LANGUAGE_TEXT = """It was trained by `{command}`, and its weights were rounded to
 bfloat16. It learned the source of the {corpus}, which the Python Software Foundation distributes under the PSF License 2.0
 (<https://docs.python.org/3/license.html>). A twentieth of the files was held out; on all of that text, which `hypermlp eval
@@ -121,12 +134,10 @@ The program makes the examples itself; nobody's text is in the model. It is part
 
 
 def facts(folder: Path, parameters: int) -> dict[str, Any]:
-    found = provenance(0)
     return {
         "parameters": parameters,
         "bytes": (folder / WEIGHTS).stat().st_size,
         "sha256": file_sha256(folder / WEIGHTS),
-        "provenance": {key: found[key] for key in ("date", "commit", "hypermlp", "python", "torch") if key in found},
     }
 
 
