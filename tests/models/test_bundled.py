@@ -102,7 +102,7 @@ def test_eval_scores_both() -> None:
     (table,) = json.loads(run("eval", "--model", LANGUAGE, "--corpus", "text.txt", "--json"))
     assert 0 < table["rows"][0]["loss"] < 5
     (table,) = json.loads(run("eval", "--model", COPYING, "--json"))
-    assert table["rows"][0]["answers right, %"] == pytest.approx(100 * ABOUT[COPYING]["accuracy"], abs=0.2)
+    assert table["rows"][0]["right, %"] == pytest.approx(100 * ABOUT[COPYING]["accuracy"], abs=0.2)
     assert {path.name for path in Path("runs/eval").iterdir()} == {"language-perplexity.json", "copying-task.json"}
 
 
