@@ -117,6 +117,8 @@ def study_sections(study: Judged) -> list[tuple[str, Markup]]:
         "Failures": failures(results),
         "Provenance": origins(results),
     }
+    if results.quick:  # nothing is judged
+        found = {title: html for title, html in found.items() if title not in ("Claims", "Predictions")}
     return [(title, html) for title, html in found.items() if html]
 
 
