@@ -31,7 +31,7 @@ def main() -> None:
     layers = (rows_of("layer"), rows_of("narrow/layer"), rows_of("small/layer"))
     speed = f"{bench_tables.speed_markdown(*layers)}\n{made['summary']}"
     write(ROOT / "README.md", {"standing": evidence.standing_markdown(registered, longer), "speed": speed})
-    write(DOCS / "benchmark.md", {"layer": bench_tables.layer_markdown(layers[0])})
+    write(DOCS / "benchmark.md", benchmark_blocks())
     blocks = {"evidence": evidence.evidence_markdown(registered, longer)}
     blocks |= {"table": table1_markdown(registered), "verdicts": evidence.verdicts_markdown(registered)}
     blocks["searches"] = searches_markdown(registered, longer)
@@ -47,6 +47,16 @@ def main() -> None:
 
     (rates,), (trained,) = (read_studies(ROOT / "results" / name) for name in ("rates", "train"))
     write(DOCS / "training.md", {"rates": rates_markdown(rates), "trained": training_markdown(trained)})
+
+
+def benchmark_blocks() -> dict[str, str]:
+    """What docs/benchmark.md prints, by the names of its blocks."""
+    return {
+        "layer": bench_tables.layer_markdown(rows_of("layer")),
+        "bfloat16": bench_tables.layer_markdown(rows_of("bfloat16/layer")),
+        "profile": bench_tables.profile_markdown(rows_of("profile")),
+        "decode": bench_tables.decode_markdown(rows_of("decode")),
+    }
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:

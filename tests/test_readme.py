@@ -2,12 +2,13 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from hypermlp.report.bench_tables import decode_markdown, layer_markdown, mixers_markdown, model_markdown, speed_markdown
+from hypermlp.report.bench_tables import mixers_markdown, model_markdown, speed_markdown
 from hypermlp.report.evidence import evidence_markdown, longer_markdown, standing_markdown, verdicts_markdown
 from hypermlp.report.markdown import fill
 from hypermlp.report.searches import searches_markdown
@@ -46,14 +47,19 @@ def test_the_set_up_is_two_commands_where_the_checks_look_for_them() -> None:
 
 def test_the_figures_are_those_of_the_results() -> None:
     for name, table, document in (
-        ("layer", layer_markdown, "docs/benchmark.md"),
-        ("decode", decode_markdown, "docs/benchmark.md"),
         ("mixers", mixers_markdown, "docs/mixers.md"),
         ("labels", mixers_markdown, "docs/mixers.md"),
         ("model", model_markdown, "docs/mixers.md"),
     ):
         shown = table(json.loads((ROOT / "results" / "bench" / f"{name}.json").read_text())["rows"])
         assert shown in (ROOT / document).read_text(), f"{document} should print\n{shown}"
+
+
+def test_the_benchmarks_are_those_of_the_results() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "make_results.py"))["benchmark_blocks"]()
+    document = (ROOT / "docs" / "benchmark.md").read_text()
+    assert fill(document, made) == document, "python docs/make_results.py writes the tables anew"
+    assert set(made) == {"layer", "bfloat16", "profile", "decode"}
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:

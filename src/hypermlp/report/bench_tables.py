@@ -12,6 +12,7 @@ from hypermlp.bench import decode
 from hypermlp.bench.contestants import BASELINE
 from hypermlp.bench.layer import Shape
 from hypermlp.report.bench_pictures import clock_name, exponent, thread_counts
+from hypermlp.report.markdown import markdown_table
 from hypermlp.report.terminal import Column, tabulate
 
 Row = dict[str, Any]
@@ -194,11 +195,9 @@ def model_markdown(rows: Sequence[Row]) -> str:
 
 def layer_markdown(rows: Sequence[Row]) -> str:
     """A table for the documents: native HyperGLU relative to softmax attention and to the authors' code."""
-    lines = [
-        "| batch × tokens × width | forward ÷ softmax's | training step ÷ softmax's | its memory ÷ softmax's "
-        "| authors' training step ÷ ours |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    heads = ["batch × tokens × width", "forward ÷ softmax's", "training step ÷ softmax's", "its memory ÷ softmax's"]
+    heads += ["authors' training step ÷ ours"] if any(row["contestant"] == "authors" for row in rows) else []
+    lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
     for shape in dict.fromkeys(tuple(row["shape"]) for row in rows):
         by_name = {row["contestant"]: row for row in rows if tuple(row["shape"]) == shape}
         ours, rival, authors = (by_name.get(name) for name in ("hyperglu native", BASELINE, "authors"))
@@ -206,8 +205,9 @@ def layer_markdown(rows: Sequence[Row]) -> str:
             continue
         forward, training = (two_ratios(ours, phase) for phase in ("forward", "training"))
         memory = ours["training_extra_bytes"] / rival["training_extra_bytes"]
-        faster = "" if authors is None else f"{authors['training_2t']['seconds'] / ours['training_2t']['seconds']:.1f}"
-        lines.append(f"| {' × '.join(map(str, shape))} | {forward} | {training} | {memory:.2f} | {faster} |")
+        cells = [" × ".join(map(str, shape)), forward, training, f"{memory:.2f}"]
+        cells += [] if authors is None else [f"{authors['training_2t']['seconds'] / ours['training_2t']['seconds']:.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -260,6 +260,16 @@ def two_ratios(row: Row, phase: str) -> str:
     """With two threads, and with one in brackets."""
     two, one = (row[f"{phase}_{count}"]["ratio"]["median"] for count in ("2t", "1t"))
     return f"{two:.2f} ({one:.2f})"
+
+
+def profile_markdown(rows: Sequence[Row]) -> str:
+    """Where a training step's time goes, for the documents: milliseconds under the profiler."""
+    cells = []
+    for row in rows:
+        spent = row["milliseconds"].values()
+        times = [f"{time:.0f}" for time in (*spent, sum(spent))]
+        cells.append([row["contestant"], " × ".join(map(str, row["shape"])), *times])
+    return markdown_table(["layer", "batch × tokens × width", *rows[0]["milliseconds"], "all"], cells)
 
 
 def decode_markdown(rows: Sequence[Row]) -> str:
