@@ -56,7 +56,8 @@ def said_of_the_first_study() -> list[str]:
         f"(S-pc, {mean('S-pc', LOSS):.3f}) cannot be told apart",
         f"Mamba ({mean('mamba', LOSS):.3f}) and Gated DeltaNet ({mean('gated_deltanet', LOSS):.3f})",
         f"{gain('R-12o!', 'R-12!', LOSS):.2f} nats are lost",
-        f"{gain(MLP, PLAIN_MLP, AVERAGE):.1f} points on average for HyperMLP and {gain(GLU, PLAIN_GLU, AVERAGE):.1f} for HyperGLU",
+        f"{gain(MLP, PLAIN_MLP, AVERAGE):.1f} points on average for HyperMLP "
+        f"and {gain(GLU, PLAIN_GLU, AVERAGE):.1f} for HyperGLU",
         f"HyperGLU {mean(GLU, COPY):.0f} %, HyperMLP {mean(MLP, COPY):.0f} %, the same layers without mixing "
         f"{mean(PLAIN_GLU, COPY):.0f} and {mean(PLAIN_MLP, COPY):.0f} %",
         f"ahead of S-pc by {gain(GLU, 'S-pc', AVERAGE):.1f} points on average, through selective copying "
@@ -65,8 +66,8 @@ def said_of_the_first_study() -> list[str]:
         f"(+{gain(MLP, PLAIN_MLP, FUZZY):.1f} points) and not HyperGLU (−{gain(GLU, PLAIN_GLU, FUZZY):.1f})",
         f"R-12! is {gain('R-12!', 'R-12o!', AVERAGE):.1f} points ahead of R-12o!, "
         f"with an interval from −{abs(low):.1f} to {high:.1f}",
-        f"DeltaNet by {gain(GLU, 'deltanet', AVERAGE):.1f} points, of gated linear attention by {gain(GLU, 'gla', AVERAGE):.1f} "
-        f"and of Mamba by {gain(GLU, 'mamba', AVERAGE):.1f}",
+        f"DeltaNet by {gain(GLU, 'deltanet', AVERAGE):.1f} points, of gated linear attention by "
+        f"{gain(GLU, 'gla', AVERAGE):.1f} and of Mamba by {gain(GLU, 'mamba', AVERAGE):.1f}",
         f"(R-cg-q {mean(PLAIN_MLP, 'memorization'):.0f} %, G-cg-q {mean(PLAIN_GLU, 'memorization'):.0f} %)",
         f"S-pc solves it with two seeds of five ({mean('S-pc', NOISE):.0f} %)",
     ]
@@ -83,8 +84,8 @@ def said_of_longer_compression() -> list[str]:
     assert longer("gla") == longer("R-12o!")
     assert {int(longer(mixer)) for mixer in ("S-p", "S-pc", "R-c-v", PLAIN_MLP, PLAIN_GLU)} <= {15, 16, 17}
     return [
-        f"DeltaNet has {longer('deltanet')} %, R-12! {longer('R-12!')}, Mamba and Gated DeltaNet {longer('mamba')}, gated linear "
-        f"attention and R-12o! {longer('gla')}, HyperMLP {longer(MLP)} and HyperGLU {longer(GLU)}",
+        f"DeltaNet has {longer('deltanet')} %, R-12! {longer('R-12!')}, Mamba and Gated DeltaNet {longer('mamba')}, "
+        f"gated linear attention and R-12o! {longer('gla')}, HyperMLP {longer(MLP)} and HyperGLU {longer(GLU)}",
         f"Mixing gains {ahead(MLP, PLAIN_MLP)} points for HyperMLP and {ahead(GLU, PLAIN_GLU)} for HyperGLU",
         f"HyperGLU is {ahead(GLU, 'S-pc')} points ahead of S-pc",
         f"DeltaNet is {ahead('deltanet', GLU)} points ahead of HyperGLU, Mamba {ahead('mamba', GLU)} and Gated DeltaNet "

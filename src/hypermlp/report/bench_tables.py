@@ -247,7 +247,8 @@ def training_ratios(rows: Sequence[Row]) -> list[TrainingRatio]:
             for name in ("hyperglu native", BASELINE)
         )
         memories = [row.get("training_extra_bytes", math.nan) for row in (ours, rival)]
-        found.append(TrainingRatio(*shape, ours["training_2t"]["ratio"]["median"], memories[0] / memories[1]))
+        batch, tokens, width = shape
+        found.append(TrainingRatio(batch, tokens, width, ours["training_2t"]["ratio"]["median"], memories[0] / memories[1]))
     return found
 
 
