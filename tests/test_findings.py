@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from hypermlp.report.bench_tables import training_ratios
+from hypermlp.report.task_document import columns
 from hypermlp.verdicts.claims import judge_claims
 from hypermlp.verdicts.folders import read_studies
 from hypermlp.verdicts.results import AVERAGE, LOSS, Results
@@ -113,13 +115,72 @@ def test_in_context_recall_is_solved_by_those_that_are_named() -> None:
     assert f"end at {min(others):.0f} to {max(others):.0f} %" in text("docs/reproduction.md")
 
 
+@cache
+def tasks() -> dict[str, Results]:
+    return {found.tasks[0]: found for found in read_studies(ROOT / "results" / "tasks")}
+
+
+def seeds_of(task: str, mixer: str, column: int = 0) -> list[float]:
+    return columns(tasks()[task])[column].values(mixer)
+
+
+def letter_loss(task: str, mixer: str, rows: str) -> float:
+    runs = [run for run in tasks()[task].chosen.values() if run["mixer"] == mixer]
+    return fmean(run["metrics"]["sets"][rows]["loss"] for run in runs)
+
+
+def trivial(task: str) -> dict[str, float]:
+    """The scores of the trivial answers."""
+    known = next(run["baselines"] for run in tasks()[task].mad if run.get("baselines"))
+    return {name: found[tasks()[task].measure] for name, found in known.items()}
+
+
+def said_of_tasks() -> list[str]:
+    rows, attention = "32 letters", ("S-c", "S-pc", PLAIN_MLP)
+    weather = {mixer: seeds_of("forecast", mixer) for mixer in tasks()["forecast"].mixers}
+    copied = {mixer: fmean(seeds_of("copy", mixer)) for mixer in (GLU, MLP, *attention)}
+    words = [value for mixer in tasks()["group-words"].mixers for value in seeds_of("group-words", mixer)]
+    learned = [letter_loss("copy", mixer, rows) for mixer in ("S-c", PLAIN_MLP, "deltanet")]
+    parity = sorted(seeds_of("parity", "deltanet_neg", 1))
+    answers = trivial("forecast")
+    assert all(letter_loss("copy", mixer, rows) > 4 for mixer in (GLU, MLP, "S-p", "S-pc"))
+    assert parity[1] > 99
+    assert max(seed for mixer in (GLU, MLP) for seed in seeds_of("parity", mixer, 1)) < 55
+    assert sum(value < 26 for value in seeds_of("mqar", PLAIN_MLP)) == 2
+    assert all(min(seeds_of("mqar", mixer)) > SOLVED for mixer in (GLU, "S-c", "S-pc"))
+    assert all(
+        max(seeds_of("mqar", mixer)) < 100 * trivial("mqar")["a value of the row"] for mixer in ("gla", "mamba", "deltanet")
+    )
+    assert all(round(fmean(seeds_of("regbench", mixer))) == 80 for mixer in (GLU, MLP, "S-c", "S-pc", PLAIN_MLP, "deltanet"))
+    return [
+        f"HyperGLU ({copied[GLU]:.1f} %) and HyperMLP ({copied[MLP]:.1f} %) copy strings of the trained length",
+        f"with convolutions ({min(copied[m] for m in attention):.1f} to {max(copied[m] for m in attention):.1f} %)",
+        f"have {min(learned):.1f} to {max(learned):.1f} nats",
+        f"HyperGLU has {letter_loss('copy-offsets', GLU, rows):.1f} and HyperMLP {letter_loss('copy-offsets', MLP, rows):.1f}, "
+        f"still far behind S-c ({letter_loss('copy-offsets', 'S-c', rows):.1f})",
+        f"HyperMLP is at {min(seeds_of('mqar', MLP)):.0f} % in one seed of three",
+        f"gets {100 * trivial('regbench')['2-gram']:.0f} %, and a trigram {100 * trivial('regbench')['3-gram']:.0f} %",
+        f"has {parity[0]:.0f} %",
+        f"({min(words):.0f} to {max(words):.0f} % of the prefixes)",
+        f"the linear maps ({answers['NLinear']:.3f})",
+        f"from HyperMLP ({fmean(weather[MLP]):.3f}) to GLA ({fmean(weather['gla']):.3f})",
+        f"differ by up to {max(max(values) - min(values) for values in weather.values()):.3f}",
+        f"repeat {answers['repeat']:.3f}, seasonal repeat {answers['seasonal repeat']:.3f}, NLinear {answers['NLinear']:.3f}, "
+        f"DLinear {answers['DLinear']:.3f}",
+    ]
+
+
+def test_tasks_say_what_the_records_say() -> None:
+    document = text("docs/tasks.md")
+    assert [said for said in said_of_tasks() if said not in document] == []
+
+
 def test_when_to_use_something_else() -> None:
     """The README's advice is what the records show."""
     assert mean("gated_deltanet", LOSS) < mean(GLU, LOSS)
     claims = {claim.title: claim.verdict.word for claim in judge_claims(study("table1"))}
     assert claims["HyperGLU is ahead of Gated DeltaNet"] == "contradicted"
-    copy = next(found for found in read_studies(ROOT / "results" / "tasks") if found.tasks == ["copy"])
-    for run in copy.chosen.values():
+    for run in tasks()["copy"].chosen.values():
         if run["mixer"] in (GLU, MLP):
             assert run["metrics"]["sets"]["16 letters"]["accuracy"] > 10 * run["metrics"]["sets"]["32 letters"]["accuracy"]
     rows = json.loads((ROOT / "results" / "bench" / "narrow" / "layer.json").read_text())["rows"]
