@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from hypermlp import notice
+from hypermlp.models.bundled import COPYING, LANGUAGE, find_model
 
 
 def complete(words: Callable[[], Sequence[str]]) -> Callable[[str], list[str]]:
@@ -114,7 +117,25 @@ OwnMixers = Annotated[
     list[str] | None,
     typer.Option("--own", help="A mixer of your own that the model is made of, FILE.py:CLASS; the file is executed."),
 ]
-Model = Annotated[Path, typer.Option("--model", help="Folder of a saved model or of a training run.")]
+FOLDER: dict[str, Any] = {"parser": find_model, "metavar": "FOLDER"}
+COMES = f"{LANGUAGE} or {COPYING}, which are there at once"
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        help=f"Folder of a saved model or training run; or {COMES}. Default: runs/tiny, else {LANGUAGE}.",
+        **FOLDER,
+    ),
+]
+
+
+def default_model() -> Path:
+    """What `hypermlp train tiny` left here, else the language model that comes with the package."""
+    own = Path("runs/tiny")
+    if own.exists():
+        return own
+    notice.once(f"--model {LANGUAGE}, which comes with the package: there is no {own} here, which hypermlp train tiny makes")
+    return find_model(LANGUAGE)
 
 
 def whole_numbers(name: str, text: str) -> list[int]:

@@ -198,12 +198,16 @@ def build_mixer(
 
 def unknown(name: str) -> str:
     """What to say about a name that is none: the nearest one, by name or title, and all others."""
-    own = "; it is somebody's own code, which runs only where a command or a call names it" if ":" in name else ""
+    if ":" in name:
+        return (
+            f"unknown mixer {name!r}: it is somebody's own code, which runs only where it is named: add --own {name} to the "
+            f"command; in Python call hypermlp.mixers.own.adopt([{name!r}]) first"
+        )
     spellings = {plain(text): key for key, entry in reversed(MIXERS.items()) for text in (entry.title, key)}
-    near = [] if own else get_close_matches(plain(name), spellings, n=1)
+    near = get_close_matches(plain(name), spellings, n=1)
     meant = f"; did you mean {spellings[near[0]]!r}?" if near else ";"
     known = f"{'Known' if near else 'known'} are {', '.join(sorted(MIXERS))}"
-    return f"unknown mixer {name!r}{meant} {known}, and the labels of Table 1, such as G-cg-q-12o{own}"
+    return f"unknown mixer {name!r}{meant} {known}, and the labels of Table 1, such as G-cg-q-12o"
 
 
 def plain(text: str) -> str:

@@ -59,7 +59,16 @@ def show_explore(
     if not 1 <= len(folders) <= 2:
         raise ValueError(f"{len(folders)} models were given; the page shows one, or the difference of two")
     refuse_foreign(out, force=force)
-    subjects = [open_task(folder, example) if is_task_model(folder) else open_subject(folder, text) for folder in folders]
+    asked = [is_task_model(folder) for folder in folders]
+    if text and any(asked):
+        raise ValueError(
+            f"{folders[asked.index(True)]} is a model of a task and reads the task's test examples: choose one with --example, "
+            "and leave out the text"
+        )
+    subjects = [
+        open_task(folder, example) if of_task else open_subject(folder, text)
+        for folder, of_task in zip(folders, asked, strict=True)
+    ]
     page = build_page(subjects)
     write_own(out, page, force=force)
     size = f"{len(subjects[0].tokens)} tokens, {out.stat().st_size / 1e6:.1f} MB"

@@ -130,7 +130,8 @@ def new_cell(study: Results, mixer: str, column: Measure) -> Cell:
     done = sum(len(study.setting_values(mixer, setting)) for setting in settings)
     finished = f"{done} of {len(settings) * len(study.seeds)} runs" if done and found is None else ""
     ours, theirs = gains(study, mixer, column.key)
-    return Cell(column, found, published(study, mixer, column.key), finished, ours, theirs)
+    paper = published(study, mixer, column.key) if column.comparable else None
+    return Cell(column, found, paper, finished, ours, theirs)
 
 
 def gains(study: Results, mixer: str, key: str | float) -> tuple[float | None, float | None]:
@@ -189,7 +190,8 @@ def show_table1(console: Console, study: Results) -> None:
             name = Text(row.mixer).append(f"\n{row.title}" if row.title else "", "dim")
             lines.append([name, row.parameters_text.replace(" ", "\n"), *(terminal_cell(row.cells[i]) for i in half)])
         show_table(console, "", heads, lines)
-    say(console, f"{legend(study)} In parentheses: the paper's number.")
+    compared = any(cell.paper is not None for row in rows for cell in row.cells)
+    say(console, f"{legend(study)}{' In parentheses: the number of the paper.' if compared else ''}")
 
 
 def terminal_cell(cell: Cell) -> Text:

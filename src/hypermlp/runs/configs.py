@@ -71,7 +71,13 @@ def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
     128
     """
     with naming(name) if is_config_file(name) else contextlib.nullcontext():
-        return read_config(name, overrides)
+        found = read_config(name, overrides)
+    if (how := found.train).steps <= how.warmup:
+        notice.once(
+            f"train.steps ({how.steps}) end within train.warmup ({how.warmup}), so the learning rate never reaches "
+            f"train.lr={how.lr:g}; a shorter warm-up, such as train.warmup={how.steps // 10}, lets it"
+        )
+    return found
 
 
 def read_config(name: str, overrides: Iterable[str]) -> RunConfig:
