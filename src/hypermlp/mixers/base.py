@@ -81,7 +81,7 @@ class Mixer(nn.Module, ABC):
     def cuts(self) -> dict[str, Cut]:
         """Which parameters belong to single heads, and how; all others are shared by the heads. For tensor parallelism."""
         raise ValueError(
-            f"{type(self).__name__} has no heads that could be computed apart: make tp=1 and divide its parameters and the "
+            f"{type(self).__name__} has no heads that can be divided: set tp=1 and divide its parameters and the "
             "batch instead (dp, or fully_shard)"
         )
 
@@ -104,7 +104,7 @@ class Mixer(nn.Module, ABC):
     def mix_rows(self, x: Tensor, rows: Rows) -> Tensor:
         """y (B T C) where x (B T C) are this process's rows of longer sequences. For context parallelism."""
         raise ValueError(
-            f"{type(self).__name__} cannot share a sequence between processes: make cp=1 and divide the batch instead (dp). "
+            f"{type(self).__name__} cannot share a sequence between processes: set cp=1 and divide the batch instead (dp). "
             "HyperGLU, HyperMLP and softmax attention can"
         )
 
@@ -357,7 +357,7 @@ def refuse_context_parallel() -> None:
     if torchs is not None and F.scaled_dot_product_attention in getattr(torchs, "_replaced_functions", ()):
         raise ValueError(
             "context_parallel splits sequences between processes, and this mixer needs whole ones: positions, lags and states "
-            "would begin anew in every piece. Split the batch instead (DistributedDataParallel, fully_shard)"
+            "would restart in every piece. Split the batch instead (DistributedDataParallel, fully_shard)"
         )
 
 

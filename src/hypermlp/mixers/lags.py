@@ -98,8 +98,8 @@ def find_lags(model: nn.Module) -> dict[str, tuple[HyperGLU, SequenceMixing]]:
 def check_extension(name: str, layer: HyperGLU, mixing: SequenceMixing, lag_extension: LagExtension | None) -> None:
     if lag_extension is None:
         raise ValueError(
-            f"{name} has parameters for {layer.config.lags} lags, more than were trained; say with lag_extension what "
-            f"the others get: {', '.join(get_args(LagExtension))}"
+            f"{name} has parameters for {layer.config.lags} lags, more than were trained; choose with lag_extension how "
+            f"to initialise the new ones: {', '.join(get_args(LagExtension))}"
         )
     if layer.config.aligner_kind != "offset":
         raise ValueError(f"{name} counts places, not lags (aligner_kind={layer.config.aligner_kind!r}): it has no extension")
