@@ -40,7 +40,7 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
 
 
 def without_folder(argument: str) -> str:
-    """A result does not tell where things lie on the machine that made it."""
+    """Without paths of the machine that made it."""
     return Path(argument).name if Path(argument).is_absolute() else argument
 
 

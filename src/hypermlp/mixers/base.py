@@ -62,7 +62,7 @@ class Mixer(nn.Module, ABC):
         return mixer
 
     def reset_parameters(self) -> None:
-        """Begin again as a new mixer does, whatever the parameters are now; what is on the meta device needs to_empty first."""
+        """Initialise all parameters again; what is on the meta device needs to_empty first."""
         with torch.device("cpu"):
             new = self.made_with()
         copy_parameters(new, self)
@@ -190,7 +190,7 @@ class Mixer(nn.Module, ABC):
 
 
 def find_change(mixer: Mixer, x: Tensor) -> str | None:
-    """What somebody did to a mixer or its input that it may not know, and the cure; None if nothing."""
+    """What other software changed in a mixer or its input, and the cure; None if nothing."""
     named = dict(mixer.named_parameters())
     if any(hasattr(t, "placements") for t in (x, *named.values())):
         return (
@@ -238,7 +238,7 @@ def with_cache(mixer: nn.Module, mix: Callable[[Cache | None], Tensor], cache: C
 
 
 class RefuseGradient(torch.autograd.Function):
-    """y as it is; whoever asks for gradients through it learns why there are none."""
+    """y as it is; asking for gradients through it raises an error that says why there are none."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, *sources: Tensor) -> Tensor:

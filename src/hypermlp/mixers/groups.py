@@ -1,4 +1,4 @@
-"""Mixers that are named together: "core", "labels,mamba", "G-cg-q-12o,S-pc"."""
+"""Groups of mixers: "core", "labels,mamba", "G-cg-q-12o,S-pc"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parameters of a layer in a longer one: what the lags get that it was not trained for.
+"""A trained layer with more lags: how the new ones are initialised.
 
     hold     A, B and D of the longest trained lag
     decay    the same, falling linearly to zero at the longest new lag

@@ -1,4 +1,4 @@
-"""What a study will cost, on the terminal."""
+"""The cost of a study, on the terminal."""
 
 from __future__ import annotations
 
