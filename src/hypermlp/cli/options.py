@@ -78,7 +78,7 @@ ScaleOption = Annotated[
     str | None,
     typer.Option(
         "--scale",
-        help="quick (to see it work; too short to rank mixers), laptop (the default), published; of mad also baseline; of table1 paper.",
+        help="quick (too short to rank mixers), laptop (the default), published; of mad also baseline; of table1 paper.",
         autocompletion=closed("quick", "laptop", "baseline", "published", "paper"),
     ),
 ]
