@@ -33,7 +33,8 @@ print("the future changes nothing:", torch.allclose(layer(future)[:, :60], y[:, 
 # ## What a trained layer reads
 #
 # Two small models come with the package. `hypermlp:copying` has learned to write down, in order, the data tokens that it has
-# seen among blanks. Behind the token `copy` it gives one answer after the other; each should read where its token stood.
+# seen among blanks. Behind the token `copy` it gives one answer after the other. Most answers read where their token stood, or
+# up to two places behind it, as far as the layer's short convolutions carry a token.
 
 # %%
 copying = open_task_model("hypermlp:copying")

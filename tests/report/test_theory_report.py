@@ -131,6 +131,7 @@ def test_page_is_complete_in_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert all(item.says in reader.text for item in result.statement.printed)
     assert page.count('<svg class="partition"') == 3
     assert "✗ fails" in reader.text
+    assert re.search(r"run\s+4 of 5 statements of the paper that were computed here hold", reader.text), "the first sentence"
     assert "http" not in page
     assert len(page) < 2_000_000
 

@@ -92,4 +92,5 @@ def explore(
         if model or (text is not None and not demo):
             raise ValueError("a demo brings its own models and examples: give its folder, and neither a text nor --model")
         folders = find_task_models(Path(text or "runs/demo"), task or TASKS[0], mixer or READERS)
+    text = None if demo else text
     show_explore(console, text, folders or [default_model()], out or Path("explore.html"), example=example, force=force)

@@ -115,7 +115,16 @@ OwnMixers = Annotated[
     list[str] | None,
     typer.Option("--own", help="A mixer of your own that the model is made of, FILE.py:CLASS; the file is executed."),
 ]
-FOLDER: dict[str, Any] = {"parser": find_model, "metavar": "FOLDER"}
+
+
+def model_folder(text: str) -> Path:
+    try:
+        return find_model(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+FOLDER: dict[str, Any] = {"parser": model_folder, "metavar": "FOLDER"}
 COMES = f"{LANGUAGE} or {COPYING}, which are there at once"
 Model = Annotated[
     Path | None,

@@ -27,6 +27,7 @@ from hypermlp.studies.study import Study
 from hypermlp.studies.tasks import ScaledStudy
 from hypermlp.verdicts.judged import Judged, judge_folder
 from hypermlp.verdicts.registration import MARK, deviations, enter, registered_version
+from hypermlp.verdicts.results import QUICK
 
 
 def run_study(
@@ -61,7 +62,7 @@ def run_plan(
 ) -> list[Record]:
     """Run all studies of a plan, or what is missing of them; then say what they show, and leave report.html."""
     folder = out or plan.folder
-    marks = enter_protocol(console, plan, folder)
+    marks = enter_protocol(console, plan, folder) | ({QUICK: True} if plan.quick else {})
     begin_quick(console, plan)
     before = finished(folder)
     records: list[Record] = []

@@ -36,7 +36,7 @@ def perplexity_table(title: str, result: Mapping[str, Any], width: int) -> Group
 
 
 def task_score_table(title: str, result: Mapping[str, Any], width: int) -> Group:
-    heads = [Column("mixer"), Column("task", left=True), Column("test examples"), Column("answers right, %")]
+    heads = [Column("mixer"), Column("task", left=True), Column("examples"), Column("right, %")]
     row = [result["mixer"], result["task"], str(result["examples"]), f"{100 * result['accuracy']:.1f}"]
     return tabulate(width, title, heads, [row])
 

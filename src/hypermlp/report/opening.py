@@ -38,11 +38,17 @@ class Opening:
     origin: str
 
 
+TOO_SHORT = (
+    "A quick run: it shows that everything works. Its models were trained too shortly to rank them, so nothing is judged "
+    "here; the same study without the quick scale, with several seeds, ranks them."
+)
+
+
 def opening(study: Judged) -> Opening:
     counts = Counter(claim.verdict.word for claim in study.claims)
     return Opening(
         title(study.results),
-        lead(study.results),
+        TOO_SHORT if study.results.quick else lead(study.results),
         "Claims of the paper" if study.results.protocol is None else "Claims that were registered",
         [(word, f"{counts[word]} {word}") for word in WORDS if counts[word]],
         [f"Not registered beforehand: {problem}." for problem in study.results.unregistered],
@@ -77,10 +83,21 @@ def title(study: Results) -> str:
         parts.append("language modelling")
     text = " and ".join(parts) or "a search that is under way"
     faithful = ", faithful protocol" if any(plan.get("protocol") == "faithful" for plan in study.plans.values()) else ""
+    return f"{text[0].upper()}{text[1:]}{faithful}"
+
+
+def titles(studies: Sequence[Judged]) -> list[str]:
+    """A title for each; those that several would have, with the folder that tells them apart."""
+    found = [title(study.results) for study in studies]
+    places = [folder_of(study.results) for study in studies]
+    return [f"{own} ({place})" if place and found.count(own) > 1 else own for own, place in zip(found, places, strict=True)]
+
+
+def folder_of(study: Results) -> str:
+    """Where a study lies below what was read; empty where that says nothing."""
     one = len(study.folders) == 1 and study.folders[0] not in ("mad", "language")
     where = study.folders[0] if one else os.path.commonpath(study.folders) if study.folders else ""
-    where = "" if where in (".", "mad", "language") else where
-    return f"{text[0].upper()}{text[1:]}{faithful}{f' ({where})' if where else ''}"
+    return "" if where in (".", "mad", "language") else where
 
 
 def lead(study: Results) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from hypermlp.report.markup import (
     verdict_cell,
     words,
 )
-from hypermlp.report.opening import Opening, opening
+from hypermlp.report.opening import Opening, opening, titles
 from hypermlp.report.readings import what_answers_read
 from hypermlp.report.registered import protocol_section
 from hypermlp.report.search import search_section
@@ -69,16 +70,20 @@ class View:
 
 def build_page(studies: Sequence[Judged]) -> str:
     """The page of one study; of several, what each of them says, and then one below the other."""
-    views = [View(opening(study), study_sections(study)) for study in studies]
+    named = zip(studies, titles(studies), strict=True)
+    views = [View(dataclasses.replace(opening(study), title=title), study_sections(study)) for study, title in named]
     parts = [(view.opening.title, draw.body(view, number)) for number, view in enumerate(views, 1)]
     memory = [("Recall against memory", html)] if (html := task_page.memory([study.results for study in studies])) else []
     if len(views) == 1:
         (view,) = views
+        if not view.opening.claims and not view.opening.problems:
+            return document(view.opening.title, view.opening.lead, [*view.sections, *memory], view.opening.origin)
         found = [("What was found", draw.summary(view.opening, False)), *view.sections]
         return document(view.opening.title, view.opening.lead, [*found, *memory])
-    lead = f"{len(views)} studies, each with its own verdicts."
-    contents = [("What was found", draw.contents(views, 1 + len(memory)))]
-    return document("Results of several studies", lead, [*contents, *memory, *parts])
+    across = [("All tasks side by side", html)] if (html := task_page.across([study.results for study in studies])) else []
+    lead = task_page.widest([study.results for study in studies]) or f"{len(views)} studies, and what each of them found."
+    contents = [("What was found", draw.contents(views, 1 + len(across) + len(memory)))]
+    return document("Results of several studies", lead, [*contents, *across, *memory, *parts])
 
 
 def study_sections(study: Judged) -> list[tuple[str, Markup]]:
@@ -112,6 +117,8 @@ def study_sections(study: Judged) -> list[tuple[str, Markup]]:
         "Failures": failures(results),
         "Provenance": origins(results),
     }
+    if results.quick:  # nothing is judged
+        found = {title: html for title, html in found.items() if title not in ("Claims", "Predictions")}
     return [(title, html) for title, html in found.items() if html]
 
 

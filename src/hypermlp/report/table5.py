@@ -344,8 +344,22 @@ def write_page(folder: Path, out: Path | None = None, *, force: bool = False) ->
     if not made:
         return None
     path = out or folder / "report.html"
-    write_own(path, document("What each system costs", "Measured, beside the paper's Table 5.", made), force=force)
+    write_own(path, document("What each system costs", lead(read_folder(folder)), made), force=force)
     return path
+
+
+def lead(records: dict[str, Data]) -> str:
+    """What HyperGLU costs beside softmax attention, where both were measured."""
+    for data in (data for name, data in records.items() if name.startswith("model")):
+        if "hyperglu" not in names(data, list(SYSTEMS)):
+            continue
+        time, memory = (QUANTITIES[i].cell(data, "hyperglu", 1).ratio for i in (2, 4))
+        if time is not None and memory is not None:
+            return (
+                f"A training step with HyperGLU takes {text(time)} of the time and {text(memory)} of the memory that softmax "
+                f"attention takes, in a GPT-2 of {data['settings']['depth']} layers. The paper's Table 5 stands beside it."
+            )
+    return "What systems cost on this machine; the paper's Table 5 stands beside it."
 
 
 def sections(folder: Path) -> list[tuple[str, Markup]]:

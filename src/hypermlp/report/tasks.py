@@ -43,12 +43,18 @@ def show_plan(console: Console, plan: StudyPlan) -> None:
     for part, study in plan.studies.items():
         rates = "searched" if study.search is not None else ", ".join(f"{rate:g}" for rate in rates_of(study))
         rows += [
-            [part or plan.name, key or study.kind, str(len(plan.mixers)), str(plan.seeds), rates] for key in study.settings()
+            [part or plan.name, in_words(key or study.kind), str(len(plan.mixers)), str(plan.seeds), rates]
+            for key in study.settings()
         ]
     heads = [Column("part"), Column("setting", left=True, wraps=True), *map(Column, ("mixers", "seeds", "learning rates"))]
     console.print(tabulate(console.width, title, heads, rows))
     say(console, f"Mixers: {', '.join(plan.mixers)}")
     say(console, f"Runs go to {plan.folder}. What it takes: hypermlp study cost {plan.name}")
+
+
+def in_words(key: str) -> str:
+    """The key of a setting so that a line can be broken between its numbers."""
+    return key.replace("/", ": ").replace(",", ", ")
 
 
 def rates_of(study: Study) -> Sequence[float]:

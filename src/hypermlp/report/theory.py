@@ -182,6 +182,16 @@ def summary(results: Sequence[Result]) -> str:
     return "; ".join(parts) + "."
 
 
+def lead(results: Sequence[Result]) -> str:
+    """What was found, in a sentence."""
+    counts = Counter(result.verdict for result in results)
+    checked = sum(counts[v] for v in (HOLDS, FAILS, TOOTHLESS))
+    return (
+        f"{counts[HOLDS]} of {checked} statements of the paper that were computed here hold on every random instance, and fail "
+        "once their assumption is broken."
+    )
+
+
 def markdown(entries: Sequence[Statement]) -> str:
     """All statements as a Markdown table, without running them."""
     rows = ["| statement | what is checked | control | as printed |", "| --- | --- | --- | --- |"]
@@ -212,8 +222,8 @@ def write_page(
     sections |= {f"part-{name}": joined(html_card(r, known) for r in found) for name, found in parts.items()}
     body = [
         Markup("<h1>{}</h1>").format(title),
-        Markup('<p class="soft">{}</p>').format(INTRODUCTION),
-        Markup('<p class="lead">{}</p>').format(summary(results)),
+        Markup('<p class="lead">{}</p>').format(lead(results)),
+        Markup('<p class="soft">{}</p>').format(f"{INTRODUCTION} In numbers: {summary(results)}"),
         Markup("<nav>{}</nav>").format(joined(Markup('<a href="#{}">{}</a>').format(*item) for item in titles.items())),
         *(Markup('<h2 id="{}">{}</h2>{}').format(name, titles[name], section) for name, section in sections.items()),
         note(origin()),

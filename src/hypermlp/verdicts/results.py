@@ -32,6 +32,9 @@ CEILING, FLOOR = "ceiling", "floor"  # all sides of a comparison solve the task,
 REFERENCES = ("S-pc", "S-p", "S")  # softmax attention, the first of them that was run
 
 
+QUICK = "quick"  # what records of a quick study are marked with
+
+
 @dataclass(frozen=True)
 class Results:
     """All runs that may be compared with each other."""
@@ -85,6 +88,11 @@ class Results:
         """The tasks that an average is over: those of the protocol, or else all that were run."""
         half = None if self.protocol is None else self.protocol.studies.get("mad")
         return half.tasks if isinstance(half, TaskStudy) else self.tasks
+
+    @cached_property
+    def quick(self) -> bool:
+        """Whether its models were trained at the quick scale, which shows that all works and ranks nobody."""
+        return any(record.get(QUICK) for record in self.records)
 
     @cached_property
     def measure(self) -> str:
