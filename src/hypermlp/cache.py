@@ -389,7 +389,7 @@ class Cache:
         return caches[0]._with({name: torch.cat([p[name] for p in parts]) for name in parts[0]})
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of everything it holds, one row of each tensor per row of the batch, ready for safetensors or torch.save."""
+        """A copy of all tensors, one row of each per row of the batch, ready for safetensors or torch.save."""
         return {name: t.clone() for name, t in self._state().items()}
 
     def _state(self) -> dict[str, Tensor]:

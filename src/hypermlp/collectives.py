@@ -1,4 +1,4 @@
-"""What processes that share one layer say to each other, and which of a sequence's rows each of them has.
+"""What processes that share one layer send each other, and which rows of a sequence each has.
 
 Letters: B batch, T time, n processes.
 """

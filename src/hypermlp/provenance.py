@@ -46,7 +46,7 @@ def program() -> str:
 
 
 def without_folder(argument: str) -> str:
-    """A result does not tell where things lie on the machine that made it."""
+    """Without paths of the machine that made it."""
     return Path(argument).name if Path(argument).is_absolute() else argument
 
 

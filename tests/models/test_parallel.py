@@ -211,7 +211,7 @@ def test_models_are_equal_or_refused(results: list[Found]) -> None:
 
 def test_changed_layers_are_refused(results: list[Found]) -> None:
     for result in results[:2] if len(results) == 2 else ():
-        for change, said in (("adapter", "has been changed"), ("hook", "would hear nothing"), ("weights", "make tp=1")):
+        for change, said in (("adapter", "has been changed"), ("hook", "would hear nothing"), ("weights", "set tp=1")):
             assert said in str(result[change, "tp=2"])
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hypermlp.report.evidence import RIVALS, evidence_markdown, longer_markdown, picture
+from hypermlp.report.evidence import RIVALS, evidence_markdown, longer_markdown, picture, standing_markdown
 from hypermlp.report.table1 import table1_markdown
 from hypermlp.verdicts.folders import read_studies
 from hypermlp.verdicts.results import Results
@@ -31,6 +31,15 @@ def test_the_table_says_where_it_is_ahead_level_and_behind(study: Results) -> No
         "| --- | ---: | ---: | ---: | ---: | ---: |",
         "| Language, loss in nats | 1.602 | 1.500 | behind, −0.102 ± 0.002 | – | – |",
         "| Selective copying, % | 82.0 | 30.0 | ahead, +52.0 ± 2.0 | 82.0 | level, 0.0 ± 0.0 |",
+    ]
+
+
+def test_a_first_look_has_plain_names_and_no_intervals(study: Results) -> None:
+    assert standing_markdown(study).splitlines() == [
+        "|  | HyperGLU | softmax attention | HyperGLU is | Gated DeltaNet | HyperGLU is |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| Language, loss in nats | 1.602 | 1.500 | behind | – | – |",
+        "| Selective copying, % | 82.0 | 30.0 | ahead | 82.0 | level |",
     ]
 
 

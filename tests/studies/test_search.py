@@ -363,7 +363,7 @@ def test_a_study_resumes_without_a_contestant_that_is_gone(tmp_path: Path, monke
     plan = tmp_path / "plan.json"
     plan.write_text(re.sub(r'("inner": )\d+', r"\g<1>400", plan.read_text()))  # as if it had been larger
     assert run_here(study, tmp_path, monkeypatch, Here(), ("S", "R-p")) == records
-    with pytest.raises(ValueError, match=r"the largest model on .* is another than before, so S, R-p would have"):
+    with pytest.raises(ValueError, match=r"the largest model on .* has changed, so S, R-p would have"):
         run_here(study, tmp_path, monkeypatch, Here(), ("S", "R-p", "S-p"))
 
 

@@ -132,7 +132,7 @@ class BenchEntry:
 def fill(
     name: str, run: Callable[..., Any], fields: Any, out: Path, tell: Tell, picture: bool = True, **options: Any
 ) -> list[Path]:
-    """Run a benchmark that gives row after row, into a file of its own; where there is one already, a numbered one beside."""
+    """Run a benchmark that gives row after row, into a new file; if there is one already, into a numbered one beside it."""
     path = free_path(out / f"{name}.json", *([".png"] if picture else []))
     results = ResultsFile(path, name, dataclasses.asdict(fields))
     run(**options, tell=tell, done=results.add)

@@ -72,15 +72,13 @@ MixersOption = Annotated[
 ]
 TasksOption = Annotated[
     str | None,
-    typer.Option(
-        "--tasks", help="Only these, with commas between them; of table1: mad, language.", autocompletion=complete(task_names)
-    ),
+    typer.Option("--tasks", help="Only these, comma-separated; of table1: mad, language.", autocompletion=complete(task_names)),
 ]
 ScaleOption = Annotated[
     str | None,
     typer.Option(
         "--scale",
-        help="quick (to see it work; ranks nobody), laptop (the default), published; of mad also baseline; of table1 paper.",
+        help="quick (too short to rank mixers), laptop (the default), published; of mad also baseline; of table1 paper.",
         autocompletion=closed("quick", "laptop", "baseline", "published", "paper"),
     ),
 ]
@@ -149,5 +147,5 @@ def default_model() -> Path:
 
 def whole_numbers(name: str, text: str) -> list[int]:
     if not all(part.isdigit() and int(part) > 0 for part in text.split(",")):
-        raise ValueError(f"{name} ({text}) must be whole numbers with commas between them, such as 2,1")
+        raise ValueError(f"{name} ({text}) must be comma-separated whole numbers, such as 2,1")
     return [int(part) for part in text.split(",")]

@@ -19,7 +19,7 @@ def theory(
         list[str] | None,
         typer.Argument(
             metavar="[STATEMENT]...",
-            help="Only these: a statement (2.3), an appendix (C), examples (example); also with commas between them.",
+            help="Only these: a statement (2.3), an appendix (C), examples (example); or several, comma-separated.",
             show_default=False,
         ),
     ] = None,

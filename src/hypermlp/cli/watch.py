@@ -114,7 +114,7 @@ def begin_quick(console: Console, plan: StudyPlan) -> None:
 
 
 def end_quick(console: Console, plan: StudyPlan) -> None:
-    """A quick run ranks nobody: it says what would."""
+    """A quick run is too short to rank mixers: it says what is not."""
     instead = "hypermlp demo" if plan.name == "demo" else f"hypermlp study run {plan.name} --scale laptop"
     say(console, f"These scores do not rank the mixers: they were trained too shortly. For that: {instead} --seeds 4")
 

@@ -66,7 +66,7 @@ class Mixer(nn.Module, ABC):
         return mixer
 
     def reset_parameters(self) -> None:
-        """Begin again as a new mixer does, whatever the parameters are now; what is on the meta device needs to_empty first."""
+        """Initialise all parameters again; what is on the meta device needs to_empty first."""
         with torch.device("cpu"):
             new = self.made_with()
         copy_parameters(new, self)
@@ -85,7 +85,7 @@ class Mixer(nn.Module, ABC):
     def cuts(self) -> dict[str, Cut]:
         """Which parameters belong to single heads, and how; all others are shared by the heads. For tensor parallelism."""
         raise ValueError(
-            f"{type(self).__name__} has no heads that could be computed apart: make tp=1 and divide its parameters and the "
+            f"{type(self).__name__} has no heads that can be divided: set tp=1 and divide its parameters and the "
             "batch instead (dp, or fully_shard)"
         )
 
@@ -108,7 +108,7 @@ class Mixer(nn.Module, ABC):
     def mix_rows(self, x: Tensor, rows: Rows) -> Tensor:
         """y (B T C) where x (B T C) are this process's rows of longer sequences. For context parallelism."""
         raise ValueError(
-            f"{type(self).__name__} cannot share a sequence between processes: make cp=1 and divide the batch instead (dp). "
+            f"{type(self).__name__} cannot share a sequence between processes: set cp=1 and divide the batch instead (dp). "
             "HyperGLU, HyperMLP and softmax attention can"
         )
 
@@ -198,7 +198,7 @@ class Mixer(nn.Module, ABC):
 
 
 def find_change(mixer: Mixer, x: Tensor) -> str | None:
-    """What somebody did to a mixer or its input that it may not know, and the cure; None if nothing."""
+    """What other software changed in a mixer or its input, and the cure; None if nothing."""
     named = dict(mixer.named_parameters())
     if any(hasattr(t, "placements") for t in (x, *named.values())):
         return (
@@ -246,7 +246,7 @@ def with_cache(mixer: nn.Module, mix: Callable[[Cache | None], Tensor], cache: C
 
 
 class RefuseGradient(torch.autograd.Function):
-    """y as it is; whoever asks for gradients through it learns why there are none."""
+    """y as it is; asking for gradients through it raises an error that says why there are none."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, *sources: Tensor) -> Tensor:
@@ -365,7 +365,7 @@ def refuse_context_parallel() -> None:
     if torchs is not None and F.scaled_dot_product_attention in getattr(torchs, "_replaced_functions", ()):
         raise ValueError(
             "context_parallel splits sequences between processes, and this mixer needs whole ones: positions, lags and states "
-            "would begin anew in every piece. Split the batch instead (DistributedDataParallel, fully_shard)"
+            "would restart in every piece. Split the batch instead (DistributedDataParallel, fully_shard)"
         )
 
 

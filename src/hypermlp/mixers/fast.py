@@ -1,4 +1,4 @@
-"""What the fast routes run; see mixers/route.py."""
+"""What the fast routes compute; see mixers/route.py."""
 
 from __future__ import annotations
 

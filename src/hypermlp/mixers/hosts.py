@@ -52,7 +52,7 @@ class HostLayer(nn.Module):
         return self.mixer(x)
 
     def apply(self, fn: Callable[[nn.Module], None]) -> Self:
-        """Hosts initialise their layers so; the mixer has begun already."""
+        """Hosts initialise their layers by this name; the mixer is initialised already."""
         fn(self)
         return self
 

@@ -325,7 +325,7 @@ class HyperGLU(Mixer):
         if spec.aligner == "identity" or c.dropout or c.registers:
             raise ValueError(
                 'a sequence that processes share needs aligner_kind="offset", whose lags do not depend on the length, '
-                "dropout=0, since each process would draw random numbers of its own, and registers=0; or make cp=1 and divide "
+                "dropout=0, since each process would draw random numbers of its own, and registers=0; or set cp=1 and divide "
                 "the batch (dp)"
             )
         impl = dispatch.resolve(c.impl_default, x)
@@ -375,7 +375,7 @@ class HyperGLU(Mixer):
 
     def _by_authors_name(self) -> dict[str, nn.Parameter]:
         if self.registers is not None:
-            raise ValueError("the authors' code has no registers; registers=0 is the layer that it knows")
+            raise ValueError("the authors' code has no registers; set registers=0")
         return {authors_name(name): value for name, value in self.named_parameters()}
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Modules that may be computed without being called, where nobody could tell: no hook, no subclass, no replaced forward."""
+"""Modules that may be computed without being called, which makes no difference: no hook, subclass or replaced forward."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def known(kind: Kind) -> Kind:
 
 
 def is_unhooked(module: nn.Module, kinds: Kinds = KNOWN) -> bool:
-    """Whether calling the module does what its known class does with its own parameters, and nobody listens."""
+    """Whether calling the module does what its class does with its own parameters, and no hook listens."""
     kind = type(module)
     if kind not in kinds or kind.forward is not kinds[kind] or "forward" in module.__dict__ or _has_any_global_hook():
         return False
@@ -60,7 +60,7 @@ SETTINGS = ("eps", "max_norm", "config", "spec", "shortcut", "heads")  # attribu
 
 
 class Watch:
-    """Notices whatever somebody does to modules that were found unhooked, in a few microseconds for each call.
+    """Notices changes to modules that were found unhooked, in a few microseconds for each call.
 
     So a question over all modules and parameters is answered once, and asked again only where something has changed: a hook, an
     attribute, a setting, a class or its forward, a part, a parameter or where its numbers lie. Numbers may change. Hooks of the

@@ -121,7 +121,7 @@ def joined_cut(key_width: int, value_width: int) -> Cut:
     if key_width != value_width:
         raise ValueError(
             f"q and k ({key_width}) and v ({value_width}) are one projection, which processes can divide by heads only where "
-            f"all are equally wide: give value_width={key_width}, or make tp=1 and divide parameters and batch (dp)"
+            f"all are equally wide: give value_width={key_width}, or set tp=1 and divide parameters and batch (dp)"
         )
     return Cut(blocks=3)
 

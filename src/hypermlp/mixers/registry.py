@@ -197,7 +197,7 @@ def build_mixer(
 
 
 def unknown(name: str) -> str:
-    """What to say about a name that is none: the nearest one, by name or title, and all others."""
+    """The message about an unknown name: the nearest one, by name or title, and all others."""
     if ":" in name:
         return (
             f"unknown mixer {name!r}: it is somebody's own code, which runs only where it is named: add --own {name} to the "

@@ -205,7 +205,7 @@ class LanguageModel(nn.Module):
             self.head.weight = self.embedding.weight
 
     def reset_parameters(self) -> None:
-        """Begin again as a new model does; a model made on the meta device needs to_empty first."""
+        """Initialise all parameters again; a model made on the meta device needs to_empty first."""
         for module in self.modules():
             if isinstance(module, (Mixer, nn.RMSNorm, nn.LayerNorm)):
                 module.reset_parameters()

@@ -112,7 +112,7 @@ def in_blocks(model: nn.Module) -> set[str]:
 def check_rows(model: nn.Module, mixers: Iterable[Mixer]) -> None:
     """Refuse what cannot share a sequence."""
     if isinstance(model, LanguageModel) and model.positions is not None:
-        raise ValueError('learned positions (style="gpt2") would begin anew in every piece of a sequence; use style="llama"')
+        raise ValueError('learned positions (style="gpt2") would restart in every piece of a sequence; use style="llama"')
     for mixer in mixers:
         if type(mixer).mix_rows is Mixer.mix_rows:
             mixer.mix_rows(torch.empty(0), cast("Rows", None))  # says why
@@ -222,7 +222,7 @@ class DividedMixer(Divided):
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         if options.get("weights") is not None:
-            raise ValueError("each process has the weights of its own heads alone: make tp=1 to read weights")
+            raise ValueError("each process has the weights of its own heads alone: set tp=1 to read weights")
         return super().forward(x, **options)
 
     def cache_spec(self) -> CacheSpec:
@@ -253,4 +253,4 @@ class RowsMixer(nn.Module):
         return mixer.mix_rows(x, self.rows)
 
     def new_cache(self, *arguments: Any, **options: Any) -> None:
-        raise ValueError("a sequence that processes share has no cache: make cp=1 to decode")
+        raise ValueError("a sequence that processes share has no cache: set cp=1 to decode")

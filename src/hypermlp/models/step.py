@@ -32,7 +32,7 @@ for kind in (nn.Embedding, nn.RMSNorm, nn.LayerNorm, nn.ModuleList, HyperGLU, Hy
 
 
 class Parts(NamedTuple):
-    """What a language model is made of, whoever owns it."""
+    """The parts of a language model."""
 
     embedding: Any  # modules; which they are is asked by `obstacle`
     positions: Any | None

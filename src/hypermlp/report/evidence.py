@@ -15,7 +15,7 @@ from hypermlp.report.words import beside, claim_words, digits, evidence_words, g
 from hypermlp.verdicts.claims import CONTRADICTED, LEVEL, SUPPORTED, Evidence, judge_claims, smallest, weigh
 from hypermlp.verdicts.estimates import NONE
 from hypermlp.verdicts.predictions import HYPERGLU, HYPERMLP, predictions
-from hypermlp.verdicts.results import AVERAGE, CEILING, FLOOR, LOSS, Results, title_of
+from hypermlp.verdicts.results import AVERAGE, CEILING, FLOOR, LOSS, Results, plain_name, title_of
 
 SHOWN = ("S-pc", "gated_deltanet")  # rivals of the table
 RIVALS = (*SHOWN, "deltanet", "mamba", "gla", HYPERMLP)
@@ -49,6 +49,19 @@ def evidence_markdown(*studies: Results) -> str:
             row += [mean_text(study, rival, item), NONE if item.gain is None else f"{stands(item)}, {gain_words(item)}"]
         rows.append(row)
     heads = ["", title_of(HYPERGLU), *(head for rival in SHOWN for head in (title_of(rival) or rival, "HyperGLU is"))]
+    return markdown_table(heads, rows)
+
+
+def standing_markdown(*studies: Results) -> str:
+    """The same in short, for a first look: means, and where HyperGLU stands, with rivals by their plain names."""
+    rows = []
+    for study, measure, name in measures(studies):
+        found = [standing(study, rival, measure) for rival in SHOWN]
+        row = [f"{name}, {'loss in nats' if measure == LOSS else '%'}", mean_text(study, HYPERGLU, found[0])]
+        for rival, item in zip(SHOWN, found, strict=True):
+            row += [mean_text(study, rival, item), NONE if item.gain is None else stands(item)]
+        rows.append(row)
+    heads = ["", plain_name(HYPERGLU), *(head for rival in SHOWN for head in (plain_name(rival), "HyperGLU is"))]
     return markdown_table(heads, rows)
 
 

@@ -91,7 +91,7 @@ def time_left(progress: Progress) -> str:
     minutes = round(progress.seconds_left / 60)
     more = progress.phase == PHASE  # jobs that follow from the search are not known yet
     if minutes < 1:
-        return "time left: as long as the search leads on" if more else "less than a minute left"
+        return "time left: unknown until the search ends" if more else "less than a minute left"
     left = f"{minutes // 60} h {minutes % 60:02d} min left" if minutes >= 60 else f"{minutes} min left"
     return f"at least {left}" if more else left
 

@@ -263,18 +263,16 @@ def long_grid(data: Data) -> Grid:
 
 
 def summary(data: Data) -> str:
-    """The sentence that the README quotes: training steps of whole models relative to softmax attention's."""
+    """What the README says of whole models: training steps relative to softmax attention's."""
     s, latency, memory = data["settings"], QUANTITIES[2], QUANTITIES[4]
     found = {
         name: latency.cell(data, name, 1).ratio for name in names(data, list(SYSTEMS)) if name not in ("hyperglu", BASELINE)
     }
     rivals = ", ".join(f"{SYSTEMS[name].title} {text(ratio)}" for name, ratio in found.items())
     ours, size = latency.cell(data, "hyperglu", 1).ratio, memory.cell(data, "hyperglu", 1).ratio
-    size_text = f"{s['depth']} layers, batch {s['batch']} × {s['time']} tokens, {s['threads']} threads"
     return (
-        f"As a whole GPT-2 ({size_text}) a training step with HyperGLU takes {text(ours)} of the time and {text(size)} of the "
-        f"memory that softmax attention on SDPA with 12 heads takes; of the time, {rivals} "
-        "(`hypermlp bench model`, [what each system costs](docs/efficiency.md))."
+        f"- A whole GPT-2 ({s['depth']} layers, {s['batch']} × {s['time']} tokens): {text(ours)} of the time and {text(size)} "
+        f"of the memory. Others take of the time: {rivals}."
     )
 
 

@@ -31,7 +31,7 @@ def show_studies(console: Console) -> None:
     ]
     heads = [Column("study"), Column("family", left=True), Column("what is asked", left=True, wraps=True)]
     console.print(tabulate(console.width, "", [*heads, Column("scales", left=True, wraps=True)], rows))
-    say(console, "A family is run by its name too, several with commas between them; `all` is every task but those of mad.")
+    say(console, "A family is run by its name too. Give several comma-separated; `all` is every task but those of mad.")
     say(console, "Examples: hypermlp study show mqar")
     say(console, "A study: hypermlp study run mqar --mixers hyperglu,S-c,deltanet")
 

@@ -214,7 +214,7 @@ class LanguageJob:
     study: LanguageStudy
     inner: int
     size: int | None
-    note: str = ""  # what is to be said about the model's budget
+    note: str = ""  # on the model's budget
 
     @property
     def key(self) -> str:

@@ -283,7 +283,7 @@ class TaskJob:
     study: TaskStudy
     inner: int  # of the feed-forward
     size: int | None  # of the mixer
-    note: str = ""  # what is to be said about the model's budget
+    note: str = ""  # on the model's budget
 
     @property
     def key(self) -> str:

@@ -194,9 +194,8 @@ class Study(ABC):
             changed = [name for name, model in old.items() if name in matched and model != models[key][name]]
             if changed and self.numbers().items() <= folder.plan.items():
                 raise ValueError(
-                    f"with {', '.join(mixers)} the largest model{f' on {key}' if key else ''} is another than before, so "
-                    f"{', '.join(changed)} would have to be trained again to match it; run all of them in another folder than "
-                    f"{folder.path}"
+                    f"with {', '.join(mixers)} the largest model{f' on {key}' if key else ''} has changed, so "
+                    f"{', '.join(changed)} would have to be trained again to match it; use another folder than {folder.path}"
                 )
             pairings += [Pairing(key, setting, name, matched[name]) for name in mixers]
         folder.begin({**self.numbers(), "models": models[""] if self.flat else models, "own": own.adopt(mixers)})
@@ -253,7 +252,7 @@ class Agenda:
 def check_given(search: Search | None, needed: Set[Any], found: Set[Any], rates: Iterable[float]) -> None:
     """Learning rates that are given are there for every run, above 0, and not searched."""
     if search is not None:
-        raise ValueError("given says the learning rates that a search would find: leave out one of them")
+        raise ValueError("given and search both set the learning rates: leave out one of them")
     if missing := sorted(needed - found):
         raise ValueError(f"given lacks a learning rate for {', '.join(map(str, missing))}")
     if other := sorted(found - needed):

@@ -136,7 +136,7 @@ def weigh(results: Results, better: str, worse: str, measure: str, expect: Expec
 
 
 def wait(results: Results, gain: Estimate | None) -> Verdict | None:
-    """A registered comparison is judged when all its seeds are there, so that nobody can stop where it looks best."""
+    """A registered comparison is judged when all its seeds are there, so nobody can stop where it looks best."""
     if results.protocol is None or (gain is not None and gain.seeds >= max(results.protocol.seeds, results.terms.seeds)):
         return None
     return Verdict(NOT_RUN, FEW if gain is not None else "")
