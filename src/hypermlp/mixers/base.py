@@ -27,6 +27,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import divisible
@@ -40,10 +41,19 @@ COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # type
 
 
 class Cut(NamedTuple):
-    """How the heads of a layer divide a parameter: dimension `dim` holds `blocks` rows of heads, one after the other."""
+    """How the heads of a layer divide a parameter along `dim`.
+
+    blocks: relative sizes of what lies there one after the other, each divided by heads for itself, such as q, k and v.
+    shared: which of the blocks all heads use; processes hold them in parts too, and bring them together to compute.
+    """
 
     dim: int = 0
-    blocks: int = 1
+    blocks: tuple[int, ...] = (1,)
+    shared: tuple[int, ...] = ()
+
+    def sizes(self, rows: int) -> list[int]:
+        """Of the blocks, where there are so many rows of all."""
+        return [rows * block // sum(self.blocks) for block in self.blocks]
 
 
 class Mixer(nn.Module, ABC):
@@ -58,7 +68,8 @@ class Mixer(nn.Module, ABC):
     splits_by_head: ClassVar[bool] = False  # whether projections may be split over processes, a head to each
     split_plan: ClassVar[Mapping[str, str]] = {}  # module → "colwise" or "rowwise", for transformers' tensor parallelism
     gives_weights: bool = False  # whether `mix` knows tokens.weights
-    counted_by_head: ClassVar[tuple[str, ...]] = ("n_head",)  # attributes that fewer heads make smaller
+    counted_by_head: ClassVar[tuple[str, ...]] = ("n_head",)  # attributes that fewer heads make smaller, their number first
+    group: ProcessGroup | None = None  # of the processes that have this layer's heads between them; None: this one has all
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         mixer = super().__new__(cls)
@@ -92,8 +103,8 @@ class Mixer(nn.Module, ABC):
     def part(self, count: int) -> Self:
         """A layer like this one with 1 / count of the heads, without values (on the meta device)."""
         cuts = self.cuts()
-        heads: int = self.n_head  # type: ignore[assignment]
-        divisible("n_head", heads, count, f"the {count} processes that share its heads (tp)")
+        first = self.counted_by_head[0]
+        divisible(first, getattr(self, first), count, f"the {count} processes that share its heads (tp)")
         part = copy.deepcopy(self).to("meta")
         for name in self.counted_by_head:
             setattr(part, name, getattr(part, name) // count)
@@ -101,7 +112,10 @@ class Mixer(nn.Module, ABC):
             for name, p in module._parameters.items():
                 cut = cuts.get(f"{place}.{name}".removeprefix("."))
                 if p is not None and cut is not None:
-                    shape = [size // count if dim == cut.dim else size for dim, size in enumerate(p.shape)]
+                    shape, sizes = list(p.shape), cut.sizes(p.shape[cut.dim])
+                    for size in sizes:
+                        divisible(f"each part of {place}.{name}", size, count, f"the {count} processes that share it (tp)")
+                    shape[cut.dim] = sum(size if i in cut.shared else size // count for i, size in enumerate(sizes))
                     module._parameters[name] = nn.Parameter(p.new_empty(shape))
         return part
 
@@ -109,7 +123,7 @@ class Mixer(nn.Module, ABC):
         """y (B T C) where x (B T C) are this process's rows of longer sequences. For context parallelism."""
         raise ValueError(
             f"{type(self).__name__} cannot share a sequence between processes: set cp=1 and divide the batch instead (dp). "
-            "HyperGLU, HyperMLP and softmax attention can"
+            "HyperGLU, HyperMLP, softmax attention and recurrent mixers can"
         )
 
     def forward(

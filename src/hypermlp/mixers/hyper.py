@@ -300,7 +300,7 @@ class HyperGLU(Mixer):
         )
 
     def cuts(self) -> dict[str, Cut]:
-        routing = Cut(blocks=2 if self.config.attn_kind == "glu" else 1)  # all gates, then all scales
+        routing = Cut(blocks=(1, 1) if self.config.attn_kind == "glu" else (1,))  # all gates, then all scales
         modules = {"q": routing, "k": routing, "gate_qk": routing, "v": Cut(), "gate_vo": Cut()}
         found = {f"{name}.{which}": cut for name, cut in modules.items() for which in ("weight", "bias")}
         for name, op, cut in (("op1", self.op1, routing), ("op2", self.op2, Cut())):

@@ -68,6 +68,11 @@ class HyperConfig(PreTrainedConfig):
         self.heads = value
 
     @property
+    def layer_types(self) -> list[str]:
+        """What each layer remembers, in transformers' words: all tokens, those of a window, or a state."""
+        return [layer_type(mixer) for mixer in meta_mixers(self.plain())]
+
+    @property
     def base_model_tp_plan(self) -> dict[str, str]:  # type: ignore[override]
         """What transformers splits over processes: embedding and feed-forwards, and mixers that all say how (`split_plan`).
 
@@ -106,6 +111,16 @@ class Names(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         return super().get(name, self.others.get(name, default))
+
+
+def layer_type(mixer: Mixer) -> str:
+    try:
+        spec = mixer.cache_spec()
+    except ValueError:  # the identity layout has no cache, and sees all tokens
+        return "full_attention"
+    if spec.states:
+        return "linear_attention"
+    return "full_attention" if spec.window is None else "sliding_attention"
 
 
 @cache
