@@ -40,7 +40,7 @@ def read_override(text: str, kinds: Mapping[str, Any], of: str) -> tuple[str, An
 def parse(kind: Any, text: str) -> Any:
     """`text` as a value of this type; a ValueError if it is none."""
     if get_origin(kind) in (Union, types.UnionType):
-        for choice in sorted(get_args(kind), key=lambda choice: choice is str):  # everything is a str
+        for choice in sorted(get_args(kind), key=takes_much):
             try:
                 if get_origin(choice) is tuple and str in get_args(kind) and "," not in text:
                     continue  # one word is a text, several are a list
@@ -62,6 +62,11 @@ def parse(kind: Any, text: str) -> Any:
     else:
         return kind(text)
     raise ValueError(f"{text!r} is not {describe(kind)}")
+
+
+def takes_much(kind: Any) -> int:
+    """The order in which the types of a union are tried: everything is a text, and what is no list may be one of one entry."""
+    return 2 if kind is str else int(get_origin(kind) is tuple)
 
 
 def describe(kind: Any) -> str:

@@ -39,7 +39,7 @@ def test_a_size_in_the_name_stays_and_every_other_is_matched() -> None:
 
 def test_a_model_takes_such_names() -> None:
     config = ModelConfig(vocabulary=9, width=32, depth=1, length=8, mixer="hyperglu+op1_rank=2+op2_rank=2+n_head=1")
-    layer = config.build_mixer(config.mixers[0])
+    layer = config.build_mixer(0)
     assert isinstance(layer, HyperGLU)
     assert (layer.config.op1_rank, layer.config.n_head) == (2, 1)
 

@@ -56,7 +56,7 @@ def test_a_model_of_any_mixer_name_has_them() -> None:
     assert_same(steps.detach(), model(tokens).detach(), 1e-5)
     longer = model.extended(16, "hold")
     assert_same(longer(tokens).detach(), model(tokens).detach(), 1e-5)
-    layer = config.build_mixer(config.mixers[0])
+    layer = config.build_mixer(0)
     assert count_by_component(layer)["registers"] == 2 * 16
 
 

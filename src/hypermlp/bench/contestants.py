@@ -220,7 +220,7 @@ def matched(case: Case) -> Case:
     mixer = case.name.split()[0] if case.name in CONTESTANTS else case.name
     own.adopt([mixer])
     found = match("hyperglu" if mixer == "authors" else mixer, case.width, case.time)
-    return replace(case, size=found.size, note=found.note)
+    return replace(case, size=found.layer_size, note=found.note)
 
 
 def reason_to_leave_out(case: Case) -> str | None:

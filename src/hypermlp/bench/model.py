@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,8 @@ from hypermlp.bench import contestants
 from hypermlp.bench.contestants import Case
 from hypermlp.bench.layer import Shape
 from hypermlp.bench.timing import ratio, take_turns, threads
-from hypermlp.mixers import build_mixer
+from hypermlp.mixers import new_layers
+from hypermlp.mixers.hybrid import Size
 from hypermlp.models.budget import MatchedModel, match_models
 from hypermlp.models.lm import LanguageModel, ModelConfig, published_inner
 from hypermlp.models.mad import MadLanguageModel
@@ -31,10 +31,10 @@ class ModelKind(NamedTuple):
     mixer: str
     baseline: str
 
-    def build(self, mixer: str, size: int | None, inner: int) -> nn.Module:
+    def build(self, mixer: str, size: Size, inner: int) -> nn.Module:
         _, length, width = self.shape
         if self.name == "mad":
-            make_mixer = partial(build_mixer, mixer, width, length, size)
+            make_mixer = new_layers(mixer, self.depth, width, length, size)
             return MadLanguageModel(self.vocabulary, width, self.depth, inner, make_mixer)
         return LanguageModel(
             ModelConfig(
@@ -104,7 +104,7 @@ def run_kind(kind: ModelKind, rounds: int, thread_counts: Sequence[int], tell: C
     matched = kind.match()
     learners = {}
     for name, found in matched.items():
-        contestants.build(Case(name=name, batch=batch, time=length, width=width, size=found.mixer.size)).check()
+        contestants.build(Case(name=name, batch=batch, time=length, width=width, size=found.mixer.layer_size)).check()
         torch.manual_seed(0)
         learners[name] = Learner(kind, kind.build(name, found.mixer.size, found.inner))
     rows: dict[str, dict[str, Any]] = {

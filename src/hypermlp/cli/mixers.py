@@ -18,7 +18,8 @@ def mixers(
     label: Annotated[
         str | None,
         typer.Argument(
-            help="A label of Table 1 (G-cg-q-12o), explained letter by letter; or 340m-15b, 1.3b-100b: models of Table 2.",
+            help="A label of Table 1 (G-cg-q-12o), explained letter by letter; a hybrid (gated_deltanet*3+hyperglu), layer by "
+            "layer; or 340m-15b, 1.3b-100b: models of Table 2.",
             autocompletion=complete(mixer_names),
         ),
     ] = None,
@@ -30,12 +31,15 @@ def mixers(
     length: Annotated[int, typer.Option(min=1, help="Longest context.")] = 1024,
 ) -> None:
     """Every mixer by its name: where it comes from, its parameters, the bytes that decoding keeps; or one label explained."""
+    from hypermlp.mixers.hybrid import is_hybrid
     from hypermlp.paper.published import SIZES
-    from hypermlp.report.budget import show_budget, show_explanation, show_mixers, show_models
+    from hypermlp.report.budget import show_budget, show_explanation, show_hybrid, show_mixers, show_models
 
     console = open_console()
     if label in SIZES:
         show_models(console, label)
+    elif label is not None and is_hybrid(label):
+        show_hybrid(console, label, width, length)
     elif budget:
         show_budget(console, width, length, None if label is None else [label])
     elif label is not None:

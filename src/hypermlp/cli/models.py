@@ -194,7 +194,11 @@ data = commands("data", "Text to train language models on.")
 @data.command("prepare")
 def data_prepare(
     source: Annotated[
-        str, typer.Argument(help="stdlib, a file or folder of txt, jsonl, jsonl.zst, parquet, debian:NAME, or hub:owner/name.")
+        str,
+        typer.Argument(
+            help="stdlib, packages (pinned ones, 200 MB), a file or folder of txt, jsonl, jsonl.zst, parquet, debian:NAME, or "
+            "hub:owner/name."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the shards; started again with it, finished shards are kept.")],
     tokenizer: Annotated[str, typer.Option(help="bytes, bpe:4096 (trained on the text), or a tokenizer.json.")] = "bytes",

@@ -65,8 +65,8 @@ MixersOption = Annotated[
     str | None,
     typer.Option(
         "--mixers",
-        help="Who takes part: names, labels, groups (core, labels, rivals, variants, all), FILE.py:CLASS, with commas "
-        "between them. Default: HyperGLU and softmax attention; of table1, core.",
+        help="Who takes part: names, labels, groups (core, labels, rivals, variants, all), FILE.py:CLASS, hybrids such as "
+        "gated_deltanet*3+hyperglu, with commas between them. Default: HyperGLU and softmax attention; of table1, core.",
         autocompletion=complete(mixer_names),
     ),
 ]

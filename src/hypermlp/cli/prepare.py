@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from hypermlp.data import shards
 from hypermlp.data.corpus import SPLITS, Corpus
-from hypermlp.data.text import KINDS, find_source
+from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import find_tokenizer
 from hypermlp.provenance import provenance
 from hypermlp.report.terminal import say
@@ -22,9 +22,9 @@ def run_prepare(
 ) -> Corpus:
     """Prepare a corpus on this console; leaves shards and index.json in `out`."""
     found = find_source(source, field=field, validation=validation)
-    if found.skipped:
-        names = ", ".join(found.skipped[:SHOWN]) + ("" if len(found.skipped) <= SHOWN else ", …")
-        say(console, f"Skipped: {len(found.skipped)} files that are not {', '.join(KINDS)}: {names}", "yellow")
+    for reason, skipped in found.skipped.items():
+        names = ", ".join(skipped[:SHOWN]) + ("" if len(skipped) <= SHOWN else ", …")
+        say(console, f"Skipped: {len(skipped)} {reason}: {names}", "yellow")
     if tokenizer.startswith("bpe:"):
         say(console, f"training the tokenizer {tokenizer}")
     chosen = find_tokenizer(tokenizer, found, end)

@@ -1,8 +1,9 @@
-"""Where text comes from: the standard library of this Python, files and folders, Debian's packages, or a dataset of the Hub.
+"""Where text comes from: Python's standard library, pinned packages, files and folders, Debian's packages, or the Hub.
 
 A source is a list of parts that can be read on their own, document by document, never whole:
 
     stdlib            the source of the running interpreter's standard library, a document per file; needs no file of yours
+    packages          Python sources of pinned packages (packages.py); packages:FOLDER says where their wheels are
     x.txt             a document per file (over 16 MB: cut at line ends)
     x.jsonl           a document per line, in its field `text`
     x.jsonl.zst       the same, compressed (as OpenWebText2 comes), read as it is; needs pyarrow
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hypermlp.data.debian import find_package, package_files, package_texts
+from hypermlp.data.packages import default_folder, find_wheels, list_sources, read_source
 
 LONGEST = 2**24  # bytes of a part of a file of lines, and so of a document from a text file
 WHOLE = (".txt", ".py")  # files that are a document
@@ -54,7 +56,7 @@ class Part:
     kind: str  # which reader
     path: str
     name: str  # what messages call it: the path within the source
-    start: int  # bytes of a file of lines, row groups of parquet, files of a Hub dataset
+    start: int  # bytes of a file of lines, row groups of parquet, members of a wheel, files of a Hub dataset
     stop: int
     size: int  # bytes of text, as far as is known
     field: str
@@ -68,7 +70,7 @@ class Source:
     version: str  # changes with the files
     field: str
     validation: float
-    skipped: tuple[str, ...] = ()  # files of the folder that are no text as we read it
+    skipped: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # why → the files that are left out
 
     @property
     def size(self) -> int:
@@ -94,7 +96,7 @@ def find_source(source: str | Path = "stdlib", *, field: str = "text", validatio
     """List the parts of a source without reading them.
 
     Args:
-        source: "stdlib", "debian:NAME", "hub:owner/name", or the path of a file or folder.
+        source: "stdlib", "packages", "debian:NAME", "hub:owner/name", or the path of a file or folder.
         field: of a JSON line or a parquet row, which holds the text.
         validation: the share of documents to hold out.
     """
@@ -102,6 +104,8 @@ def find_source(source: str | Path = "stdlib", *, field: str = "text", validatio
         raise ValueError(f"validation ({validation}) is the share that is held out; it must be at least 0 and below 1")
     if source == "stdlib":
         return stdlib(validation)
+    if source == "packages" or str(source).startswith("packages:"):
+        return packages(str(source).removeprefix("packages").removeprefix(":"), validation)
     if str(source).startswith("debian:"):
         return debian(str(source).removeprefix("debian:"), validation)
     if str(source).startswith("hub:"):
@@ -114,10 +118,11 @@ def find_source(source: str | Path = "stdlib", *, field: str = "text", validatio
         )
         if not names:
             raise ValueError(f"the folder {root} holds no file that ends in {', '.join(KINDS)}")
-        return dataclasses.replace(files(root.resolve().name, root, names, field, validation), skipped=tuple(others))
+        skipped = {f"files that are not {', '.join(KINDS)}": tuple(others)} if others else {}
+        return dataclasses.replace(files(root.resolve().name, root, names, field, validation), skipped=skipped)
     if not root.is_file():
         raise ValueError(
-            f"no corpus at {root}; give a file, a folder, 'stdlib', 'debian:NAME' for a Debian package, "
+            f"no corpus at {root}; give a file, a folder, 'stdlib', 'packages', 'debian:NAME' for a Debian package, "
             "or 'hub:owner/name' for a dataset of the Hub"
         )
     if ending(root) not in KINDS:
@@ -159,6 +164,19 @@ def debian(wanted: str, validation: float) -> Source:
     name = f"Debian's {package.stem.partition('_')[0]}"
     part = Part("debian", str(package), name, 0, 1, sum(s.st_size for s in found.values()), "", validation)
     return Source(name, (part,), version.hexdigest(), "", validation)
+
+
+def packages(folder: str, validation: float) -> Source:
+    """A part per file; what is held out is chosen by the hash of its content."""
+    found, skipped = list_sources(find_wheels(Path(folder) if folder else default_folder()))
+    parts = [
+        Part(
+            "wheel", str(file.wheel), f"{file.wheel.name}/{file.name}", file.number, file.number + 1, file.size, "", validation
+        )
+        for file in found
+    ]
+    version = hashlib.sha256(json.dumps([[part.name, part.size] for part in parts]).encode()).hexdigest()
+    return Source("Python sources of pinned packages", tuple(parts), version, "", validation, skipped)
 
 
 def hub(source: str, field: str, validation: float) -> Source:
@@ -304,6 +322,10 @@ def read_hub(part: Part) -> Iterator[str]:
         yield row[part.field]
 
 
+def read_wheel(part: Part) -> Iterator[str]:
+    yield read_source(part.path, part.start)
+
+
 def read_debian(part: Part) -> Iterator[str]:
     yield from package_texts(Path(part.path))
 
@@ -314,6 +336,7 @@ READERS: dict[str, Callable[[Part], Iterator[str]]] = {
     "json lines": read_json_lines,
     "compressed json lines": read_compressed,
     "parquet": read_parquet,
+    "wheel": read_wheel,
     "debian": read_debian,
     "hub": read_hub,
 }

@@ -2,7 +2,7 @@
 
 from hypermlp.mixers.base import Mixer
 from hypermlp.mixers.hyper import HyperGLU, HyperMLP
-from hypermlp.mixers.registry import DISTINCT, MIXERS, VARIANTS, Entry, build_mixer, is_known
+from hypermlp.mixers.registry import DISTINCT, MIXERS, VARIANTS, Entry, build_mixer, is_known, new_layers
 from hypermlp.mixers.softmax import SoftmaxAttention
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "SoftmaxAttention",
     "build_mixer",
     "is_known",
+    "new_layers",
 ]

@@ -148,9 +148,7 @@ class Label:
 
 def is_meant(text: str) -> bool:
     """Whether a text is to be read as a label, right or wrong: a base alone, or followed by another part; or NAME@RANK."""
-    return (
-        ":" not in text and "+" not in text and ("@" in text or (text[:1] in ("S", "R", "G") and text[1:2] in ("", "-", "!")))
-    )
+    return not set(":+*") & set(text) and ("@" in text or (text[:1] in ("S", "R", "G") and text[1:2] in ("", "-", "!")))
 
 
 def shares_ranks(name: str) -> bool:

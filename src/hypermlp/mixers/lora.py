@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.mixers import options
+from hypermlp.mixers import hybrid, options
 
 TARGETS = {"lora_vo": ("v", "o"), "lora_qk": ("q", "k")}  # option → the projections that it adapts
 
@@ -42,6 +42,9 @@ def split(name: str) -> tuple[str, dict[str, int]]:
     >>> split("G-cg-q-12o+registers=4+lora_vo=2")
     ('G-cg-q-12o+registers=4', {'lora_vo': 2})
     """
+    if hybrid.is_hybrid(name):
+        parts = [split(mixer) for mixer in hybrid.pattern(name)]
+        return hybrid.spell([base for base, _ in parts]), {option: n for _, own in parts for option, n in own.items()}
     base, found = options.split(name)
     ranks = {option: rank for option, rank in found.items() if option in TARGETS}
     for option, rank in ranks.items():

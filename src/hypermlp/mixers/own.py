@@ -18,14 +18,15 @@ from types import ModuleType
 from typing import Any
 
 from hypermlp.mixers import MIXERS, Entry, Mixer
+from hypermlp.mixers.hybrid import pattern
 
 
 def adopt(names: Iterable[str]) -> dict[str, str]:
-    """Import those of `names` that have a colon and register them; returns the digests of their sources, by name.
+    """Import mixers with a colon in their name, also those within hybrids; returns the digests of their sources, by name.
 
     Call it with names from a command line or a caller, never with names read from a file.
     """
-    return {name: adopt_one(name) for name in names if ":" in name}
+    return {mixer: adopt_one(mixer) for name in names if ":" in name for mixer in pattern(name) if ":" in mixer}
 
 
 def adopt_one(name: str) -> str:

@@ -17,7 +17,7 @@ import torch
 
 from hypermlp.checks import at_least_one, choose_from
 from hypermlp.config import AttnKind, HyperGLUConfig, Init
-from hypermlp.mixers import labels, lora, options
+from hypermlp.mixers import hybrid, labels, lora, options
 from hypermlp.mixers.base import Mixer
 from hypermlp.mixers.deltanet import DeltaNet
 from hypermlp.mixers.differential import DifferentialAttention
@@ -174,6 +174,8 @@ def build_mixer(
     choose_from("init", init, get_args(Init))
     if heads is not None:
         at_least_one("heads", heads)
+    if hybrid.is_hybrid(name):
+        raise ValueError(because_hybrid(name))
     plain_name, adapters = lora.split(name)
     if adapters:
         mixer = build_mixer(plain_name, width, length, size, heads=heads, init=init)
@@ -210,15 +212,38 @@ def unknown(name: str) -> str:
     return f"unknown mixer {name!r}{meant} {known}, and the labels of Table 1, such as G-cg-q-12o"
 
 
+def because_hybrid(name: str) -> str:
+    """Why one layer cannot be made of this name: a part of it is no mixer, or they all are, and it is a model's."""
+    for mixer in hybrid.pattern(name):
+        if not is_known(mixer):
+            return f"in {name!r}: {unknown(options.split(mixer)[0])}; options are written NAME+option=value"
+    return f"{name!r} is a hybrid, the mixers of several layers; a single layer takes one of {', '.join(hybrid.pattern(name))}"
+
+
+def new_layers(
+    name: str, depth: int, width: int, length: int, size: hybrid.Size = None, *, init: Init = "paper"
+) -> Callable[[], Mixer]:
+    """Makes the mixers of a model, one at a call, from the input on; of a hybrid in its order.
+
+    Args:
+        depth: how many layers the model has.
+        size: of the mixers; of a hybrid for each of its pattern.
+        name, width, length, init: as in build_mixer.
+    """
+    own = hybrid.layers(name, depth, size)
+    return (build_mixer(mixer, width, length, one, init=init) for mixer, one in own).__next__
+
+
 def plain(text: str) -> str:
     return "".join(letter for letter in text.lower() if letter.isalnum())
 
 
 def is_known(name: str) -> bool:
-    """Whether build_mixer takes this name."""
+    """Whether build_mixer takes this name; of a hybrid, the names in it."""
     try:
         with torch.device("meta"):
-            build_mixer(name, 64, 64)
+            for mixer in hybrid.pattern(name):
+                build_mixer(mixer, 64, 64)
     except ValueError:
         return False
     return True

@@ -15,7 +15,7 @@ from functools import cache, partial
 import torch
 from torch import nn
 
-from hypermlp.mixers import MIXERS, build_mixer, options
+from hypermlp.mixers import MIXERS, build_mixer, hybrid, options
 from hypermlp.mixers.labels import Label
 from hypermlp.models.lm import count_parameters, match_inner_width
 
@@ -25,17 +25,24 @@ SMALLEST, LARGEST = 1 / 16, 8  # times the width: where the search for a size be
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """The size at which a mixer comes nearest to a budget."""
+    """The size at which a mixer comes nearest to a budget; of a hybrid the sizes, each for the budget of its own layer."""
 
     name: str
-    size: int | None  # what build_mixer takes; None: as published, or as the label says
-    parameters: int
+    size: hybrid.Size  # what build_mixer takes; None: as published, or as the label says
+    parameters: int  # of a hybrid, of all layers of its pattern
     target: int
     note: str  # why it is not what one would expect; else empty
 
     @property
     def deviation(self) -> float:
         return self.parameters / self.target - 1
+
+    @property
+    def layer_size(self) -> int | None:
+        """The size of a single layer, which a hybrid is not."""
+        if isinstance(self.size, tuple):
+            raise ValueError(f"{self.name} is a hybrid, the mixers of several layers; a single layer takes one mixer")
+        return self.size
 
     @property
     def reached(self) -> bool:
@@ -58,6 +65,8 @@ def match(name: str, width: int, block_size: int, target: int | None = None, *, 
     one with "!", and one that compresses without gates or mixing to pay for.
     """
     target = 4 * width**2 if target is None else target
+    if hybrid.is_hybrid(name):
+        return match_each(name, width, block_size, target, heads)
     count = partial(count_mixer, name, width, block_size, heads=heads)
     published = Matched(name=name, size=None, parameters=count(None), target=target, note="")
     kind, step, obstacle = size_of(name, heads)
@@ -70,6 +79,20 @@ def match(name: str, width: int, block_size: int, target: int | None = None, *, 
     size = min(sizes[max(0, above - 1) : above + 1], key=lambda size: abs(count(size) - target))
     found = replace(published, size=size, parameters=count(size))
     return found if found.reached else replace(found, note=f"the nearest {kind}, in steps of {step}")
+
+
+def match_each(name: str, width: int, block_size: int, target: int, heads: int | None) -> Matched:
+    """A hybrid, each mixer of which is matched by its own rule."""
+    mixers = hybrid.pattern(name)
+    found = {mixer: match(mixer, width, block_size, target, heads=heads) for mixer in mixers}
+    sizes = tuple(found[mixer].layer_size for mixer in mixers)
+    return Matched(
+        name=name,
+        size=sizes if any(sizes) else None,
+        parameters=sum(found[mixer].parameters for mixer in mixers),
+        target=target * len(mixers),
+        note="; ".join(f"{mixer}: {one.note}" for mixer, one in found.items() if one.note),
+    )
 
 
 def match_qk(name: str, width: int, block_size: int, heads: int | None = None) -> Matched | None:
@@ -118,7 +141,7 @@ def match_models(
     names: Sequence[str],
     width: int,
     length: int,
-    build_model: Callable[[str, int | None, int], nn.Module],
+    build_model: Callable[[str, hybrid.Size, int], nn.Module],
     inner: int,
     heads: int | None = None,
 ) -> dict[str, MatchedModel]:
@@ -134,7 +157,7 @@ def match_models(
             return build_model(name, mixers[name].size, inner)
 
     counts = {name: count_parameters(build(name, inner)) for name in names}
-    within = [name for name in names if not options.split(name)[0].endswith("!")]
+    within = [name for name in names if not hybrid.outside_budget(name)]
     target = max((counts[name] for name in within), default=0)
     found = {}
     for name in names:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from hypermlp.cache import Cache
 from hypermlp.checks import at_least_one, choose_from
 from hypermlp.config import IGNORED, INIT_STD, Init
-from hypermlp.mixers import build_mixer
+from hypermlp.mixers import build_mixer, hybrid
 from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
 from hypermlp.mixers.int8 import is_quantized
 from hypermlp.mixers.lags import LagExtension, check_longer, fill
@@ -44,8 +44,9 @@ class ModelConfig:
         width: of embeddings, mixers and residual stream.
         depth: blocks of mixer and feed-forward.
         length: the longest context: lags of HyperGLU, rows of learned position embeddings.
-        mixer: a name or a label; several alternate through the layers (a hybrid).
-        size: of the mixers, see the registry; None: as published.
+        mixer: a name or a label; of a hybrid its pattern, such as "gated_deltanet*3+hyperglu", which is kept as several names.
+            Several names alternate through the layers.
+        size: of the mixers, see the registry, or one for each of several; None: as published.
         heads: of the mixers; None: as published, two for almost all. A mixer that has none refuses a number.
         init: how convolutions and lag factors begin (docs/layer.md).
         inner: width of the feed-forward; None: 8/3 of the width ("llama") or 4 times.
@@ -62,7 +63,7 @@ class ModelConfig:
     depth: int
     length: int
     mixer: str | tuple[str, ...] = "hyperglu"
-    size: int | None = None
+    size: int | tuple[int | None, ...] | None = None
     heads: int | None = None
     init: Init = "paper"
     inner: int | None = None
@@ -76,31 +77,48 @@ class ModelConfig:
             at_least_one("heads", self.heads)
         choose_from("style", self.style, get_args(Style))
         choose_from("init", self.init, get_args(Init))
-        if not self.mixers:
+        if not self.mixer:
             raise ValueError("mixer must be a name or label, or several of them")
         if self.inner is None:
             object.__setattr__(self, "inner", published_inner(self.width, self.style))
         if not isinstance(self.mixer, str):
             object.__setattr__(self, "mixer", tuple(self.mixer))
+        elif hybrid.is_hybrid(self.mixer):
+            hybrid.layers(self.mixer, self.depth)  # refuses a depth that is no multiple of the pattern's
+            object.__setattr__(self, "mixer", hybrid.pattern(self.mixer))
+        if isinstance(self.size, list | tuple):
+            object.__setattr__(self, "size", tuple(self.size))
+        hybrid.sizes_of(self.turn, self.size)
+
+    @property
+    def turn(self) -> tuple[str, ...]:
+        """The mixers that alternate: one, or those of a hybrid."""
+        return (self.mixer,) if isinstance(self.mixer, str) else self.mixer
 
     @property
     def mixers(self) -> tuple[str, ...]:
         """The mixer of every layer."""
-        names = (self.mixer,) if isinstance(self.mixer, str) else tuple(self.mixer)
-        return tuple(names[i % len(names)] for i in range(self.depth)) if names else ()
+        return tuple(name for name, _ in self.layers)
+
+    @property
+    def layers(self) -> list[tuple[str, int | None]]:
+        """The mixer of every layer with its size."""
+        turn = list(zip(self.turn, hybrid.sizes_of(self.turn, self.size), strict=True))
+        return [turn[i % len(turn)] for i in range(self.depth)]
 
     @property
     def learned_positions(self) -> bool:
         """Whether there is an embedding for each place, and so none beyond `length`."""
         return self.style != "llama"
 
-    def build_mixer(self, name: str) -> Mixer:
-        """A layer's mixer.
+    def build_mixer(self, layer: int) -> Mixer:
+        """The mixer of a layer.
 
         Args:
-            name: as `hypermlp mixers` lists them.
+            layer: counted from the input.
         """
-        return build_mixer(name, self.width, self.length, self.size, heads=self.heads, init=self.init)
+        name, size = self.layers[layer]
+        return build_mixer(name, self.width, self.length, size, heads=self.heads, init=self.init)
 
     def replace(self, **changes: Any) -> ModelConfig:
         """The same configuration with some fields changed.
@@ -197,7 +215,7 @@ class LanguageModel(nn.Module):
         self.checkpointing = False  # recompute each block in the backward pass instead of saving its activations
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.positions = nn.Embedding(config.length, config.width) if config.learned_positions else None
-        self.blocks = nn.ModuleList(Block(config.build_mixer(name), config.inner, config.style) for name in config.mixers)
+        self.blocks = nn.ModuleList(Block(config.build_mixer(i), config.inner, config.style) for i in range(config.depth))
         self.norm = new_norm(config.width, config.style)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         self._init_around_mixers()

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from hypermlp.checks import choose_from
 from hypermlp.mixers import MIXERS, HyperGLU, Mixer, build_mixer
+from hypermlp.mixers.hybrid import pattern, sizes_of
 from hypermlp.mixers.labels import TABLE1, count_by_component, explain
-from hypermlp.models.budget import Matched, match
+from hypermlp.models.budget import Matched, count_mixer, match, size_of
 from hypermlp.models.lm import count_parameters
 from hypermlp.paper.published import SIZES, TABLE2_MIXERS
 from hypermlp.report.terminal import Column, say, show_table
@@ -57,7 +58,7 @@ def show_models(console: Console, name: str) -> None:
     for title, mixer in TABLE2_MIXERS[SIZES[name]].items():
         model = configure(name, [f"model.mixer={mixer}"]).model
         with torch.device("meta"):
-            layer = model.build_mixer(model.mixers[0])
+            layer = model.build_mixer(0)
         own, size = count_parameters(layer), f"{layer.q.out_features}" if isinstance(layer, HyperGLU) else ""
         many = layer.config.n_head if isinstance(layer, HyperGLU) else getattr(layer, "n_head", "")
         sizes = [str(model.depth), str(many), size, str(model.inner)]
@@ -89,6 +90,34 @@ def show_explanation(console: Console, label: str, width: int, length: int) -> N
     size = "built so" if matched.size is None else f"qk_rank {matched.size}"
     note = f"; {matched.note}" if matched.note else ""
     say(console, f"Budget {matched.target:,}: {size}, {matched.parameters:,} parameters ({matched.deviation:+.1%}){note}")
+
+
+def show_hybrid(console: Console, name: str, width: int, length: int) -> None:
+    """The layers of a pattern, each with the size that its own budget gives it."""
+    matched = match(name, width, length)
+    rows = []
+    mixers = pattern(name)
+    for layer, (mixer, size) in enumerate(zip(mixers, sizes_of(mixers, matched.size), strict=True), 1):
+        published, count = (count_mixer(mixer, width, length, one) for one in (None, size))
+        shown = size_text(mixer, size)
+        rows.append([str(layer), mixer, f"{published:,}", shown, f"{count:,}", f"{count / (4 * width**2):.3f}"])
+    heads = [Column("layer"), Column("mixer", left=True), Column("published"), Column("size in a study", left=True)]
+    show_table(console, f"{name}, width {width}, context {length}", [*heads, Column("parameters"), Column("of 4 width²")], rows)
+    say(console, f"All layers: {matched.parameters:,} parameters, {matched.deviation:+.1%} of their budget {matched.target:,}.")
+    say(console, f"The pattern repeats through a model, so its depth is a multiple of {len(mixers)}.")
+    if matched.note:
+        say(console, matched.note)
+
+
+def sizes_text(matched: Matched) -> str:
+    """The sizes of a hybrid's layers, from the input on."""
+    mixers = pattern(matched.name)
+    own = zip(mixers, sizes_of(mixers, matched.size), strict=True)
+    return ", ".join(f"{mixer} ({size_text(mixer, size)})" for mixer, size in own)
+
+
+def size_text(mixer: str, size: int | None) -> str:
+    return "as published" if size is None else f"{size_of(mixer)[0]} {size}"
 
 
 def show_mixers(console: Console, width: int, length: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from hypermlp.mixers.hybrid import is_hybrid, pattern
 from hypermlp.mixers.labels import MEANING, NO_LAG
 from hypermlp.report import task_page
 from hypermlp.report.curves import difficulty, learning_curves
@@ -167,7 +168,8 @@ def table1(study: Results) -> Markup:
 
 def grammar(study: Results) -> Markup:
     """The letters of the labels that were run."""
-    labels = [name for name in study.mixers if name[:1] in "SRG" and not name[1:2].isalpha()]
+    names = dict.fromkeys(one for name in study.mixers for one in (pattern(name) if is_hybrid(name) else (name,)))
+    labels = [name for name in names if name[:1] in "SRG" and not name[1:2].isalpha()]
     letters = {letter for label in labels for letter in label}
     if not labels:
         return Markup()

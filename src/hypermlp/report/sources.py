@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-import torch
 from markupsafe import Markup
 
 from hypermlp.files import Record
-from hypermlp.mixers import build_mixer
-from hypermlp.models.lm import count_parameters
+from hypermlp.mixers.hybrid import is_hybrid, outside_budget, pattern, sizes_of
+from hypermlp.models.budget import count_mixer
 from hypermlp.report.markup import (
     cell,
     details,
@@ -59,12 +58,12 @@ def budget_table(study: Results, records: Sequence[Record]) -> Markup:
         inner = {place: record["inner"] for place, record in own.items() if record.get("inner") is not None}
         wider = [width - narrowest[place] for place, width in inner.items() if width > narrowest[place]]
         notes = [f"feed-forward widened in {len(wider)} of {len(inner)} settings, by up to {max(wider)}"] if wider else []
-        if mixer.endswith("!"):
+        if outside_budget(mixer):
             notes.append("full ranks, so outside the budget: neither widened nor matched")
         else:
             notes += dict.fromkeys(record["budget"] for record in own.values() if record.get("budget"))
         whole = [record["parameters"] for record in own.values()]
-        parts = [count for record in own.values() if (count := mixer_parameters(study, record)) is not None]
+        parts = [count for record in own.values() for count in mixer_parameters(study, record)]
         rows.append(
             [
                 name_cell(mixer),
@@ -78,26 +77,26 @@ def budget_table(study: Results, records: Sequence[Record]) -> Markup:
     return table(heads, rows, sorts=True, left=("notes",)) + paragraph(balance(records), "note")
 
 
-def mixer_parameters(study: Results, record: Record) -> int | None:
-    """Of one layer; None where the record does not say enough, or the mixer is not known here."""
+def mixer_parameters(study: Results, record: Record) -> list[int]:
+    """Of a layer, of a hybrid of each; none where the record does not say enough, or a mixer is not known here."""
     plan = study.plans.get(record.get("kind", "mad"), {})
     length = read_setting(record["setting"]).get("seq_len") if record.get("setting") else plan.get("length")
     if plan.get("width") is None or length is None:
-        return None
+        return []
+    name = str(record.get("variant", record["mixer"]))
+    mixers = pattern(name) if is_hybrid(name) else (name,)
     try:
-        with torch.device("meta"):
-            return count_parameters(
-                build_mixer(str(record.get("variant", record["mixer"])), plan["width"], length, record.get("size"))
-            )
+        sizes = zip(mixers, sizes_of(mixers, record.get("size")), strict=True)
+        return [count_mixer(mixer, plan["width"], length, size) for mixer, size in sizes]
     except ValueError:
-        return None
+        return []
 
 
 def balance(records: Sequence[Record]) -> str:
     """How equal the models that should be equal are."""
     worst = 0.0
     for place in {record.get("setting") for record in records}:
-        counts = [r["parameters"] for r in records if r.get("setting") == place and not r["mixer"].endswith("!")]
+        counts = [r["parameters"] for r in records if r.get("setting") == place and not outside_budget(r["mixer"])]
         if counts:
             worst = max(worst, 1 - min(counts) / max(counts))
     return f"Ranges are over settings. Within a setting, models without ! differ by {worst:.1%} of their parameters at most" + (

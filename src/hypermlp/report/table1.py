@@ -9,6 +9,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.text import Text
 
+from hypermlp.mixers.hybrid import outside_budget
 from hypermlp.paper import tables as paper
 from hypermlp.report.shown import SHOWN, how_shown
 from hypermlp.report.terminal import Column as Head
@@ -79,7 +80,7 @@ class Row:
     @property
     def outside(self) -> str:
         """On which side of the budget a label with ! is; empty for the others."""
-        if not self.mixer.endswith("!"):
+        if not outside_budget(self.mixer):
             return ""
         share = self.share or 1.0
         return f"{'above' if share > 1 else 'below'} the budget" if round(share, 2) != 1 else "outside the budget"
@@ -164,7 +165,7 @@ def size(study: Results, mixer: str) -> tuple[float | None, float | None]:
         count, setting = record.get("parameters"), record.get("setting")
         if count is None:
             continue
-        if not record["mixer"].endswith("!"):
+        if not outside_budget(record["mixer"]):
             budgets[setting] = max(budgets.get(setting, 0), count)
         if record["mixer"] == mixer:
             own[setting] = count

@@ -8,6 +8,9 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from hypermlp.files import Record
+from hypermlp.mixers.hybrid import is_hybrid
+from hypermlp.models.budget import match
+from hypermlp.report.budget import sizes_text
 from hypermlp.report.progress import accuracies
 from hypermlp.report.shown import how_shown, unit_of
 from hypermlp.report.table1 import task_title
@@ -23,6 +26,7 @@ def show_studies(console: Console) -> None:
     named = [
         ("demo", "", "Which of the paper's claims hold on two tasks, in minutes?"),
         ("table1", "", "The paper's Table 1: MAD, and small language models on text."),
+        ("scaling", "", "Which mixer's loss falls faster as models and their data grow?"),
         *((task.name, task.family, how_shown(task).asks) for task in TASKS.values()),
         *((path.name, "protocol", load_protocol(path).title) for path in protocols()),
     ]
@@ -49,12 +53,29 @@ def show_plan(console: Console, plan: StudyPlan) -> None:
     heads = [Column("part"), Column("setting", left=True, wraps=True), *map(Column, ("mixers", "seeds", "learning rates"))]
     console.print(tabulate(console.width, title, heads, rows))
     say(console, f"Mixers: {', '.join(plan.mixers)}")
+    show_hybrid_sizes(console, plan)
     say(console, f"Runs go to {plan.folder}. What it takes: hypermlp study cost {plan.name}")
 
 
 def in_words(key: str) -> str:
     """The key of a setting so that a line can be broken between its numbers."""
     return key.replace("/", ": ").replace(",", ", ")
+
+
+def show_hybrid_sizes(console: Console, plan: StudyPlan) -> None:
+    """At which sizes the mixers of hybrids meet the budget, each for its own layer."""
+    rows: list[list[str | Text]] = []
+    for part, study in plan.studies.items():
+        for key, setting in study.settings().items() if any(map(is_hybrid, plan.mixers)) else ():
+            for name in filter(is_hybrid, plan.mixers):
+                rows.append([name, key or part or plan.name, sizes_text(match(name, *study.shape(setting)))])
+    if rows:
+        heads = [
+            Column("hybrid"),
+            Column("setting", left=True, wraps=True),
+            Column("sizes of its layers", left=True, wraps=True),
+        ]
+        console.print(tabulate(console.width, "", heads, rows))
 
 
 def rates_of(study: Study) -> Sequence[float]:

@@ -89,7 +89,7 @@ def read_config(name: str, overrides: Iterable[str]) -> RunConfig:
     follow_tokenizer(start, changes)
     follow_mixer(start, RATES.get(base, {}), changes)
     size_given = bool(changes.keys() & {"model.inner", "model.size"})
-    reference = apply(start, {key: value for key, value in changes.items() if key != "model.mixer"}).model
+    reference = apply(start, {key: value for key, value in changes.items() if key not in ("model.mixer", "model.size")}).model
     follow_published(base, changes)
     found = apply(start, changes)
     if size_given or budget == "none":
@@ -113,15 +113,20 @@ def shorten(value: Any) -> str:
 
 
 def pay_with_qk(model: ModelConfig) -> ModelConfig:
-    """The model with the width of q and k that the paper's rule gives it; itself where the rule changes nothing."""
-    found = match_qk(model.mixer, model.width, model.length, model.heads) if isinstance(model.mixer, str) else None
-    if found is None or found.size is None:
+    """The model with the widths of q and k that the paper's rule gives its mixers; itself where the rule changes nothing."""
+    found = {mixer: match_qk(mixer, model.width, model.length, model.heads) for mixer in dict.fromkeys(model.turn)}
+    sizes = {mixer: one.size for mixer, one in found.items() if one is not None and isinstance(one.size, int)}
+    for mixer, size in sizes.items():
+        one = found[mixer]
+        assert one is not None
+        notice.once(
+            f"model.size={size} ({size / model.width:.3g} of the width, q and k) gives a layer of {mixer} "
+            f"{one.parameters:,} parameters, {one.parameters / one.target:.3f} of 4 · {model.width}²"
+        )
+    if not sizes:
         return model
-    notice.once(
-        f"model.size={found.size} ({(found.size or 0) / model.width:.3g} of the width, q and k) gives a layer of {model.mixer} "
-        f"{found.parameters:,} parameters, {found.parameters / found.target:.3f} of 4 · {model.width}²"
-    )
-    return model.replace(size=found.size)
+    each = tuple(map(sizes.get, model.turn))
+    return model.replace(size=each if len(each) > 1 else each[0])
 
 
 def pay_with_inner(model: ModelConfig, reference: ModelConfig) -> ModelConfig:

@@ -80,8 +80,5 @@ def measure_costs(study: Study, mixers: Sequence[str], seeds: int) -> Iterator[S
             look = time.process_time() - begin
             times = [b - a for a, b in zip(context.times[1:], context.times[2:], strict=False)]
             looks = math.ceil(run.steps / run.evaluate_every)
-            if study.search is None:
-                runs = float(seeds * (1 + len(others)))
-            else:  # other allocations of ranks are only searched
-                runs = study.search.runs + (seeds if pairing.mixer in mixers else 0)
+            runs = study.planned_runs(pairing, mixers, seeds, 1 + len(others))
             yield StudyCost(pairing.mixer, pairing.key, run.steps, median(times), look, looks, runs)

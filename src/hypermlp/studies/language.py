@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from hypermlp.data.corpus import Corpus, SplitName, open_corpus, read_corpus
 from hypermlp.data.packing import Batches
 from hypermlp.files import Record
 from hypermlp.mixers import own
+from hypermlp.mixers.hybrid import Size
 from hypermlp.models.budget import MatchedModel, match_models
 from hypermlp.models.lm import LanguageModel, ModelConfig, Style, count_parameters, published_inner, token_loss
 from hypermlp.paper.configs import PAPER
@@ -102,7 +103,7 @@ class LanguageStudy(Study):
             precision=self.precision,
         )
 
-    def config(self, mixer: str, size: int | None, inner: int) -> ModelConfig:
+    def config(self, mixer: str, size: Size, inner: int) -> ModelConfig:
         needed = load_corpus(self.corpus).tokenizer.vocabulary
         fits = self.vocabulary is not None and needed <= self.vocabulary < needed + PADDING
         return ModelConfig(
@@ -123,11 +124,11 @@ class LanguageStudy(Study):
             check_given(self.search, set(mixers), self.given.keys(), self.given.values())
         load_samples(self)
 
-    def settings(self) -> dict[str, None]:
+    def settings(self) -> Mapping[str, Any]:
         return {"": None}
 
-    def match(self, setting: None, mixers: Sequence[str]) -> dict[str, MatchedModel]:
-        def build(mixer: str, size: int | None, inner: int) -> nn.Module:
+    def match(self, setting: Any, mixers: Sequence[str]) -> dict[str, MatchedModel]:
+        def build(mixer: str, size: Size, inner: int) -> nn.Module:
             return LanguageModel(self.config(mixer, size, inner))
 
         return match_models(mixers, self.width, self.length, build, published_inner(self.width, self.style))
@@ -135,7 +136,10 @@ class LanguageStudy(Study):
     def at_rate(self, rate: float) -> Self:
         return dataclasses.replace(self, lr=rate)
 
-    def jobs(self, setting: None, mixer: str, model: MatchedModel, seed: int) -> list[Any]:
+    def shape(self, setting: Any) -> tuple[int, int]:
+        return self.width, self.length
+
+    def jobs(self, setting: Any, mixer: str, model: MatchedModel, seed: int) -> list[Any]:
         size, note = model.mixer.size, model.mixer.note
         study = self if self.given is None else dataclasses.replace(self, lr=self.given[mixer])
         return [LanguageJob(mixer=mixer, seed=seed, study=study, inner=model.inner, size=size, note=note)]
@@ -213,7 +217,7 @@ class LanguageJob:
     seed: int
     study: LanguageStudy
     inner: int
-    size: int | None
+    size: Size
     note: str = ""  # on the model's budget
 
     @property

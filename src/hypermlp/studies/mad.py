@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from hypermlp.checks import choose_from
 from hypermlp.files import Record
-from hypermlp.mixers import build_mixer, lora, own
+from hypermlp.mixers import lora, new_layers, own
+from hypermlp.mixers.hybrid import Size
 from hypermlp.models.budget import MatchedModel, match_models
 from hypermlp.models.lm import count_parameters, published_inner
 from hypermlp.models.mad import build_model
@@ -161,8 +162,8 @@ class TaskStudy(Study):
         """That a run is trained on."""
         return self.steps_of(setting) * self.batch * setting.seq_len
 
-    def build(self, setting: Setting, mixer: str, size: int | None, inner: int) -> nn.Module:
-        make_mixer = partial(build_mixer, mixer, self.width, setting.seq_len, size, init=self.init)
+    def build(self, setting: Setting, mixer: str, size: Size, inner: int) -> nn.Module:
+        make_mixer = new_layers(mixer, self.depth, self.width, setting.seq_len, size, init=self.init)
         return build_model(setting, make_mixer, self.width, inner, self.depth)
 
     def match(self, setting: Setting, mixers: Sequence[str]) -> dict[str, MatchedModel]:
@@ -174,6 +175,9 @@ class TaskStudy(Study):
 
     def at_rate(self, rate: float) -> Self:
         return dataclasses.replace(self, rates=(rate,))
+
+    def shape(self, setting: Setting) -> tuple[int, int]:
+        return self.width, setting.seq_len
 
     def jobs(self, setting: Setting, mixer: str, model: MatchedModel, seed: int) -> list[Any]:
         return [
@@ -282,7 +286,7 @@ class TaskJob:
     weight_decay: float
     study: TaskStudy
     inner: int  # of the feed-forward
-    size: int | None  # of the mixer
+    size: Size  # of the mixer
     note: str = ""  # on the model's budget
 
     @property

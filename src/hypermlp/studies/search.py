@@ -213,7 +213,10 @@ class Tuned(NamedTuple):
     rate: float
 
 
-def choose(search: Search, found: Mapping[Place, Outcome]) -> dict[Place, Tuned]:
+Choices = dict[Place, Tuned]
+
+
+def choose(search: Search, found: Mapping[Place, Outcome]) -> Choices:
     """Mixer and setting → the best of its variants, each at its best rate; those whose searches are finished."""
     groups: dict[Place, dict[str, Outcome]] = {}
     for (variant, setting), outcome in found.items():

@@ -19,13 +19,26 @@ from typing import Any, ClassVar, NamedTuple, Self, get_args
 from hypermlp.checks import choose_from
 from hypermlp.config import Init
 from hypermlp.files import Record, delete
-from hypermlp.mixers import build_mixer, is_known, own
+from hypermlp.mixers import build_mixer, hybrid, is_known, own
 from hypermlp.models.budget import MatchedModel
 from hypermlp.studies import engine, search
 from hypermlp.studies.engine import Progress
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import Folder
-from hypermlp.studies.search import Chosen, Place, Search, Trial, Tuned, choose, is_failed_trial, place_of, read_search, settle
+from hypermlp.studies.search import (
+    Choices,
+    Chosen,
+    Outcome,
+    Place,
+    Search,
+    Trial,
+    Tuned,
+    choose,
+    is_failed_trial,
+    place_of,
+    read_search,
+    settle,
+)
 from hypermlp.studies.worker import Job, Work
 from hypermlp.train.optimisation import Precision
 
@@ -44,6 +57,7 @@ class Study(ABC):
     """What the runs of a study have in common."""
 
     precision: Precision = "float32"
+    depth: int  # layers of the models
     init: Init = "paper"  # how convolutions and lag factors begin, in every mixer that has them (docs/layer.md)
     search: Search | None = None  # how each mixer's learning rate is chosen on each setting; None: it is given
     given: dict[str, Any] | None = dataclasses.field(default=None, hash=False)  # mixer → its rate, or task → its rate
@@ -77,6 +91,33 @@ class Study(ABC):
     def at_rate(self, rate: float) -> Self:
         """The same study with this learning rate alone."""
 
+    @abstractmethod
+    def shape(self, setting: Any) -> tuple[int, int]:
+        """The width of the models, and their longest context."""
+
+    def seeds_of(self, key: str, seeds: int) -> int:
+        """How many runs of a mixer count on a setting."""
+        return seeds
+
+    def is_searched(self, key: str) -> bool:
+        """Whether a search chooses the rates of a setting; else they follow from those of others (`transfer`)."""
+        return True
+
+    def transfer(self, choices: Mapping[Place, Tuned], found: Mapping[Place, Outcome], pairings: Sequence[Pairing]) -> Choices:
+        """The choices of the search, and what follows from them for settings that are not searched."""
+        return dict(choices)
+
+    def rate_tests(self, choices: Mapping[Place, Tuned], pairings: Sequence[Pairing]) -> list[Job]:
+        """Runs that test what was transferred."""
+        return []
+
+    def planned_runs(self, pairing: Pairing, mixers: Sequence[str], seeds: int, each: int) -> float:
+        """How many whole runs a mixer takes on a setting, where each seed has `each`; its search without widening and ties."""
+        own = self.seeds_of(pairing.key, seeds)
+        if self.search is None or not self.is_searched(pairing.key):
+            return float(own * each)
+        return self.search.runs + (own if pairing.mixer in mixers else 0)  # other allocations of ranks are only searched
+
     def check(self, mixers: Sequence[str], seeds: int) -> None:
         """Bad names fail before anything starts."""
         each_once("mixers", mixers)
@@ -85,7 +126,8 @@ class Study(ABC):
         choose_from("init", self.init, get_args(Init))
         own.adopt(mixers)
         for mixer in mixers:
-            build_mixer(mixer, 64, 64)
+            for one, _ in hybrid.layers(mixer, self.depth):
+                build_mixer(one, 64, 64)
 
     def numbers(self) -> dict[str, Any]:
         """The plan as JSON gives it back."""
@@ -135,7 +177,7 @@ class Study(ABC):
         assert self.search is not None
         found, trials = read_search(self.search, records), []
         for seed in self.search.own_seeds:
-            for pairing in pairings:
+            for pairing in (pairing for pairing in pairings if self.is_searched(pairing.key)):
                 outcome = found.get((pairing.mixer, pairing.key)) or settle(self.search, {})
                 trials += [self.trial(pairing, seed, rate, rung) for rate, rung in outcome.missing]
         have = {record["key"] for record in records}
@@ -153,8 +195,8 @@ class Study(ABC):
         """The runs of a study without a search, by setting and seed."""
         return [
             job
-            for _, own in groupby(pairings, key=lambda pairing: pairing.key)
-            for seed, pairing in product(range(seeds), list(own))
+            for key, own in groupby(pairings, key=lambda pairing: pairing.key)
+            for seed, pairing in product(range(self.seeds_of(key, seeds)), list(own))
             for job in self.jobs(pairing.setting, pairing.mixer, pairing.model, seed)
         ]
 
@@ -164,7 +206,7 @@ class Study(ABC):
         places = {(pairing.mixer, pairing.key): pairing for pairing in pairings}
         for key in dict.fromkeys(pairing.key for pairing in pairings):
             own = [(mixer, choice) for (mixer, setting), choice in choices.items() if setting == key]
-            for seed, (mixer, (variant, rate)) in product(range(seeds), own):
+            for seed, (mixer, (variant, rate)) in product(range(self.seeds_of(key, seeds)), own):
                 if (pairing := places.get((variant, key))) is not None:
                     (job,) = self.at_rate(rate).jobs(pairing.setting, variant, pairing.model, seed)
                     found.append(Chosen(job=job, work=self.work, mixer=mixer, variant=variant))
@@ -190,7 +232,7 @@ class Study(ABC):
                 matched |= {
                     name: dataclasses.replace(matched[name], inner=old[name]["inner"]) for name in old if name in matched
                 }
-            models[key] = {name: {"inner": m.inner, "size": m.mixer.size} for name, m in matched.items()}
+            models[key] = {name: {"inner": m.inner, "size": as_read(m.mixer.size)} for name, m in matched.items()}
             changed = [name for name, model in old.items() if name in matched and model != models[key][name]]
             if changed and self.numbers().items() <= folder.plan.items():
                 raise ValueError(
@@ -213,8 +255,9 @@ class Agenda:
 
     def finals(self) -> list[Job]:
         """The runs that count, of the searches that are finished."""
-        choices = choose(self.rules, read_search(self.rules, self.folder.records.values()))
-        return self.study.chosen_jobs(self.pairings, self.seeds, choices)
+        found = read_search(self.rules, self.folder.records.values())
+        choices = self.study.transfer(choose(self.rules, found), found, self.pairings)
+        return [*self.study.chosen_jobs(self.pairings, self.seeds, choices), *self.study.rate_tests(choices, self.pairings)]
 
     def ready(self) -> list[Job]:
         """All that can be done now and was not asked for before; what is decided comes first, so that settings end in turn."""
@@ -259,6 +302,11 @@ def check_given(search: Search | None, needed: Set[Any], found: Set[Any], rates:
         raise ValueError(f"given has a learning rate for {', '.join(map(str, other))}, which no run needs")
     if not all(rate > 0 for rate in rates):
         raise ValueError("learning rates that are given must be above 0")
+
+
+def as_read(size: hybrid.Size) -> int | list[int | None] | None:
+    """A size as JSON gives it back."""
+    return list(size) if isinstance(size, tuple) else size
 
 
 def each_once(name: str, values: Sequence[str]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hypermlp.files import Record, read_json, write_json
-from hypermlp.mixers import build_mixer
+from hypermlp.mixers import new_layers
 from hypermlp.models.bundled import find_model
 from hypermlp.models.mad import build_model
 from hypermlp.models.saved import CONFIG, WEIGHTS, save_weights
@@ -50,7 +49,7 @@ def save_task_model(models: Path, model: nn.Module, job: TaskJob, record: Record
 
 
 def model_folder(models: Path, task: str, mixer: str) -> Path:
-    return models / f"{task}-{mixer.replace('!', '')}"
+    return models / f"{task}-{mixer.replace('!', '').replace('*', 'x')}"
 
 
 def is_task_model(folder: str | Path) -> bool:
@@ -73,7 +72,7 @@ def open_task_model(folder: str | Path) -> TaskModel:
     folder = find_model(folder)
     about: dict[str, Any] = read_json(folder / CONFIG)
     setting = Setting(**about["setting"])
-    make_mixer = partial(build_mixer, about["mixer"], about["width"], setting.seq_len, about["size"])
+    make_mixer = new_layers(about["mixer"], about["depth"], about["width"], setting.seq_len, about["size"])
     model = build_model(setting, make_mixer, about["width"], about["inner"], about["depth"])
     model.load_state_dict(load_file(folder / WEIGHTS))
     _, _, test = MAD[setting.task].load(setting, about["seed"], clean=True)

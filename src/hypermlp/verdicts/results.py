@@ -15,6 +15,7 @@ from typing import Any
 
 from hypermlp.files import Record
 from hypermlp.mixers import MIXERS
+from hypermlp.mixers.hybrid import count_runs, is_hybrid, pattern
 from hypermlp.mixers.labels import ALIASES, SAME, TABLE1
 from hypermlp.paper import tables as paper
 from hypermlp.studies.language import LAST
@@ -307,7 +308,10 @@ def label_of(mixer: str) -> str:
 
 
 def title_of(mixer: str) -> str:
-    """The name that a label has in the paper, or the full one of a rival; empty if there is none."""
+    """The name that a label has in the paper, or the full one of a rival; of a hybrid those in it; empty if there is none."""
+    if is_hybrid(mixer):
+        runs = count_runs(pattern(mixer))
+        return ", then ".join(f"{n} layers of {plain_name(own)}" if n > 1 else plain_name(own) for own, n in runs)
     base, _, rank = mixer.partition("@")
     if rank:
         return f"{title_of(base) or base}, mixing of rank {rank}"

@@ -36,7 +36,7 @@ class HyperConfig(PreTrainedConfig):
     depth: int = 8
     length: int = 1024
     mixer: str | list[str] | tuple[str, ...] = "hyperglu"
-    size: int | None = None
+    size: int | list[int | None] | tuple[int | None, ...] | None = None
     heads: int | None = None
     init: str = "paper"
     inner: int | None = None
@@ -127,4 +127,4 @@ def layer_type(mixer: Mixer) -> str:
 def meta_mixers(config: ModelConfig) -> tuple[Mixer, ...]:
     """The mixers of such a model, without memory."""
     with torch.device("meta"):
-        return tuple(config.build_mixer(name) for name in config.mixers)
+        return tuple(config.build_mixer(layer) for layer in range(config.depth))
