@@ -25,7 +25,8 @@ def test_a_worker_runs_answers_and_loads_other_scripts(driver: Any, tmp_path: Pa
         "<script src=shim.js></script><script>"
         "const answers = [], worker = new Worker('worker.js');"
         "worker.addEventListener('message', (event) => answers.push(event.data));"
-        f"worker.postMessage({{ number: 1 }}); worker.postMessage({{ number: 14, load: '{(tmp_path / 'triple.js').as_uri()}' }})"
+        "worker.postMessage({ number: 1 });"
+        f"worker.postMessage({{ number: 14, load: '{(tmp_path / 'triple.js').as_uri()}' }})"
         "</script>"
     )
     driver.get((tmp_path / "index.html").as_uri())
