@@ -158,7 +158,7 @@ def test_a_quick_study_has_scores_and_no_verdicts(tmp_path: Path) -> None:
     text = page_of(tmp_path)
     assert "too shortly to rank them" in text
     assert "50.0" in text
-    for word in ("Claims", "Predictions", "undecided", "HyperGLU 50.0 %, softmax", "gain"):
+    for word in ("Claims", "Predictions", "undecided", "HyperGLU 50.0 %, softmax", "colour compares"):
         assert word not in text
     (judged,) = judge_folder(tmp_path)
     assert not judged.claims
