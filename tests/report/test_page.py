@@ -121,6 +121,9 @@ def test_a_study_of_one_seed(tmp_path: Path) -> None:
     text = page_of(tmp_path)
     assert "one seed, no range or interval" in text
     assert "HyperGLU 50.0 %, softmax attention 50.0 % at compression" in text
+    assert re.search(r"S-pc is softmax attention, *G-cg-q-12o is HyperGLU *\.", text), (
+        "below the charts, whose lines have labels"
+    )
     assert "Claims of the paper: ? 2 undecided … 5 not run" in text
     assert "±" not in text
 
