@@ -9,8 +9,10 @@ from statistics import fmean
 
 import pytest
 
+from hypermlp.paper.tables import TABLE1, TABLE2, TABLE5
 from hypermlp.report.bench_tables import training_ratios
 from hypermlp.report.task_document import columns
+from hypermlp.theory import STATEMENTS
 from hypermlp.verdicts.claims import judge_claims
 from hypermlp.verdicts.folders import read_studies
 from hypermlp.verdicts.results import AVERAGE, LOSS, Results
@@ -185,3 +187,49 @@ def test_when_to_use_something_else() -> None:
             assert run["metrics"]["sets"]["16 letters"]["accuracy"] > 10 * run["metrics"]["sets"]["32 letters"]["accuracy"]
     rows = json.loads((ROOT / "results" / "bench" / "narrow" / "layer.json").read_text())["rows"]
     assert all(found.time > 1 for found in training_ratios(rows) if found.tokens >= 4096)
+
+
+def test_how_closely_the_authors_code_is_met() -> None:
+    record = json.loads((ROOT / "results" / "parity" / "authors.json").read_text())
+    again = [row["difference"] for row in record["stored vectors, their layer again"]]
+    larger = record["larger, ours against theirs"]
+    at_most = {dtype: max(row["difference"] for row in larger if row["dtype"] == dtype) for dtype in ("float32", "float64")}
+    stored = len(list((ROOT / "tests" / "golden").glob("*.safetensors")))
+    document = text("docs/layer.md")
+    assert f"with {stored} stored results of their layer" in document
+    assert f"to {max(again):.0e}.".replace("e-0", "e-") in document
+    for dtype, difference in at_most.items():
+        assert f"{difference:.0e} in {dtype}".replace("e-0", "e-") in document
+
+
+def test_what_parallel_processes_take() -> None:
+    """The table of docs/parallel.md."""
+    document, mebi = text("docs/parallel.md"), 2**20
+    rows = json.loads((ROOT / "results" / "bench" / "parallel.json").read_text())["rows"]
+    alone = {row["mixer"]: row["memory"] for row in rows if row["processes"] == 1}
+    for row in rows:
+        share, sent, count = row["memory"] / alone[row["mixer"]], row["sent"] / mebi, row["count"] / mebi
+        cells = f"{row['memory'] / mebi:.0f} | {share:.2f} | {sent:.1f} | {count:.1f}"
+        assert f"| {row['mixer']} | {row['processes']} | {cells} |" in document
+
+
+def test_what_is_said_of_the_papers_tables() -> None:
+    ratio = TABLE5["HyperGLU"].flops_per_token[0] / TABLE5["SM(Flash)"].flops_per_token[0] - 1
+    lower = [100 * (1 - row.gigabytes[0] / row.gigabytes[1]) for row in TABLE5.values()]
+    document = text("docs/efficiency.md")
+    assert f"HyperGLU's {100 * ratio:.0f} % over FlashAttention" in document
+    assert f"{min(lower):.0f} to {max(lower):.0f} % below that of a training step" in document
+    guessing = [row.scores["GPQA"] for size in TABLE2.values() for row in size.values()]
+    assert f"{min(guessing)} to {max(guessing)}" in text("docs/evaluation.md").replace("0.270", "0.27")
+    averages = {label: (TABLE1[label].average, fmean(TABLE1[label].accuracy.values())) for label in ("R-12o!", "R-1o!")}
+    told = "R-12o! has {:.2f} where its columns give {:.2f}, and R-1o! {:.2f} where they give {:.2f}"
+    assert told.format(*averages["R-12o!"], *averages["R-1o!"]) in text("docs/reproduction.md")
+
+
+def test_how_many_statements_are_checked() -> None:
+    numbers = {found.number.partition(" (")[0] if "(" in found.number else found.number for found in STATEMENTS.values()}
+    listed = {found.number for found in STATEMENTS.values() if found.check is None}
+    checks = sum(found.check is not None for found in STATEMENTS.values())
+    document = text("docs/theory.md")
+    assert f"Of these {len(numbers)}, {len(numbers - listed)} are here as checks" in document
+    assert f"so there are {checks} checks" in document

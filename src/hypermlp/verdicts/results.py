@@ -92,7 +92,7 @@ class Results:
 
     @cached_property
     def quick(self) -> bool:
-        """Whether its models were trained at the quick scale, which shows that all works and ranks nobody."""
+        """Whether its models were trained at the quick scale, which is too short to rank mixers."""
         return any(record.get(QUICK) for record in self.records)
 
     @cached_property
