@@ -62,12 +62,12 @@ def study_show(name: StudyName) -> None:
     """Examples of a task, coloured by what the tokens are, with the answers that are scored."""
     from hypermlp.report.examples import show
     from hypermlp.report.tasks import show_plan
-    from hypermlp.studies.catalogue import SUFFIX, plan_study
+    from hypermlp.studies.catalogue import NAMED, SUFFIX, plan_study
     from hypermlp.studies.tasks import find_tasks
     from hypermlp.tasks import TASKS
 
     console = open_console()
-    if name in ("demo", "table1") or name.endswith(SUFFIX):
+    if name in NAMED or name.endswith(SUFFIX):
         show_plan(console, plan_study(name))
         return
     for task in find_tasks(name.split(",")):
@@ -94,10 +94,11 @@ def study_run(
 ) -> None:
     """Run a study on all cores or GPUs, score it, judge it, and write its page. Stop and start it as you like.
 
-    NAME is the demo, table1, mad, a task, a family of tasks, several comma-separated, a task of your own
+    NAME is the demo, table1, scaling, mad, a task, a family of tasks, several comma-separated, a task of your own
     (FILE.py:CLASS), or a protocol: a study registered before it runs (FILE.toml).
     Fields: steps, batch, width, depth, lr=1e-3,3e-3, init=paper or decays; of mad also epochs, examples, protocol=faithful; of
-    table1 corpus; and those of a task's setting, such as source=my.csv.
+    table1 corpus; of scaling widths=32,64,96, ratios=20 (tokens per parameter), corpus; and those of a task's setting, such as
+    source=my.csv.
     """
     choice = {"scale": scale, "mixers": mixers, "tasks": tasks, "seeds": seeds, "search": search, "changes": changes or ()}
     run_named(name, out, workers, device, executor, retry_failed, **choice)
@@ -175,7 +176,7 @@ def study_report(
     force: Force = False,
 ) -> None:
     """One page from finished runs: tables beside the paper's, curves, claims with verdicts, budgets, provenance."""
-    from hypermlp.cli.watch import show_verdicts
+    from hypermlp.cli.watch import leave_scaling, show_verdicts
     from hypermlp.files import refuse_foreign
     from hypermlp.report.page import write_report
     from hypermlp.report.table1 import show_table1
@@ -187,6 +188,8 @@ def study_report(
     refuse_foreign(out or folder / "report.html", force=force)
     if page := write_page(folder, out, force=force):
         say(console, f"Report: {page}")
+        return
+    if leave_scaling(console, folder, out):
         return
     studies = judge_folder(folder)
     for found in (judged.results for judged in studies):

@@ -15,6 +15,7 @@ from hypermlp.files import Record
 from hypermlp.ops import dispatch
 from hypermlp.report.page import write_report
 from hypermlp.report.progress import Scores, Screen, accuracies, describe, losses
+from hypermlp.report.scaling import losses_so_far, show_scaling, write_scaling
 from hypermlp.report.tasks import task_table
 from hypermlp.report.terminal import say
 from hypermlp.report.words import sentence
@@ -22,12 +23,14 @@ from hypermlp.studies.catalogue import StudyPlan
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import read_lines
 from hypermlp.studies.mad import TaskStudy
+from hypermlp.studies.scaling import ScalingStudy
 from hypermlp.studies.search import PHASE
 from hypermlp.studies.study import Study
 from hypermlp.studies.tasks import ScaledStudy
 from hypermlp.verdicts.judged import Judged, judge_folder
 from hypermlp.verdicts.registration import MARK, deviations, enter, registered_version
 from hypermlp.verdicts.results import QUICK
+from hypermlp.verdicts.scaling import find_scaling, read_scaling
 
 
 def run_study(
@@ -49,6 +52,8 @@ def run_study(
 
 def scores_so_far(study: Study, mixers: Sequence[str], records: Sequence[Record], width: int) -> Group:
     records = [record for record in records if record.get("phase") != PHASE]
+    if isinstance(study, ScalingStudy):
+        return losses_so_far(records, mixers, study, width)
     if not isinstance(study, TaskStudy):
         return losses(records, mixers, width)
     settings = {key: setting.task for key, setting in study.settings().items()}
@@ -82,7 +87,10 @@ def run_plan(
     if finished(folder) == before:
         say(console, f"All runs were finished before and are in {folder}; another --out trains them again.")
     show_budgets(console, records)
-    if plan.quick:
+    if any(isinstance(study, ScalingStudy) for study in plan.studies.values()):
+        leave_scaling(console, folder)
+        end_quick(console, plan)
+    elif plan.quick:
         say(console, f"Report: {write_report(folder)}")
         end_quick(console, plan)
     else:
@@ -115,6 +123,8 @@ def begin_quick(console: Console, plan: StudyPlan) -> None:
 
 def end_quick(console: Console, plan: StudyPlan) -> None:
     """A quick run is too short to rank mixers: it says what is not."""
+    if not plan.quick:
+        return
     instead = "hypermlp demo" if plan.name == "demo" else f"hypermlp study run {plan.name} --scale laptop"
     say(console, f"These scores do not rank the mixers: they were trained too shortly. For that: {instead} --seeds 4")
 
@@ -135,6 +145,17 @@ def show_verdicts(console: Console, studies: Sequence[Judged]) -> None:
         for found in study.claims:
             if found.judged:
                 say(console, f"{sentence(found)}\n")
+
+
+def leave_scaling(console: Console, folder: Path, out: Path | None = None) -> bool:
+    """Tables and page of each scaling study in a folder, of several a page each; whether it holds nothing else."""
+    found = find_scaling(folder)
+    alone = all(path.parent in found for path in folder.rglob("runs.jsonl"))
+    for place in found:
+        show_scaling(console, read_scaling(place))
+        page = out or folder / "report.html" if alone and len(found) == 1 else None
+        say(console, f"Report: {write_scaling(place, page)}")
+    return bool(found) and alone
 
 
 def leave_page(console: Console, folder: Path) -> None:

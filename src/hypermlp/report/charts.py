@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from hypermlp.mixers.hybrid import is_hybrid
 from hypermlp.verdicts.estimates import Estimate, seeds_text
 
 LEFT, RIGHT, TOP, BOTTOM = 38, 114, 8, 34  # margins; the right one holds the names of the lines
 COLOURS = 8  # of page.css
-LETTERS = 15  # of a name that fit beside the plot
+LETTERS = 15  # of a name that fit beside the plot; a hybrid's has a line for each mixer where it is longer
 GAP = 10.5  # between names
 FEW = 8  # places on the x axis that are marked one by one
 
@@ -22,6 +24,8 @@ class Line:
     name: str
     points: Sequence[tuple[float, Estimate]]
     colour: int | None  # None: grey, in the background
+    fitted: bool = False  # a curve that was fitted, not measured
+    named: bool = True  # at its right end
 
 
 @dataclass(frozen=True)
@@ -30,14 +34,25 @@ class Axis:
     low: float
     high: float
     ticks: Sequence[tuple[float, str]]
+    logarithmic: bool = False
 
     def place(self, value: float) -> float:
         """0 at its beginning, 1 at its end."""
+        if self.logarithmic:
+            return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low or 1)
 
 
 def numeric_axis(label: str, low: float, high: float) -> Axis:
     return Axis(label, low, high, [(tick, number(tick)) for tick in nice_ticks(low, high)])
+
+
+def log_axis(label: str, low: float, high: float, show: Callable[[float], str]) -> Axis:
+    """With a tick at 1, 2 and 5 times each power of ten, or at the powers alone where these are many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if math.log10(high / low) < 2 else (1,)
+    ticks = [k * 10.0**power for power in powers for k in steps]
+    return Axis(label, low, high, [(tick, show(tick)) for tick in ticks if low <= tick <= high], logarithmic=True)
 
 
 def category_axis(label: str, values: Sequence[float]) -> Axis:
@@ -76,7 +91,8 @@ class Chart:
     @property
     def height(self) -> int:
         """Enough for all names."""
-        return max(self.least_height, math.ceil(GAP * len(self.lines)) + TOP + BOTTOM)
+        rows = sum(len(rows_of(line.name)) for line in self.lines if line.named)
+        return max(self.least_height, math.ceil(GAP * rows) + TOP + BOTTOM)
 
     @property
     def plot_width(self) -> int:
@@ -130,7 +146,7 @@ class Chart:
             edge = [at(x, mean.high) for x, mean in line.points] + [at(x, mean.low) for x, mean in line.points[::-1]]
             parts.append(f'<polygon class="band" points="{" ".join(edge)}"/>')
         parts.append(f'<polyline points="{" ".join(at(x, mean.mean) for x, mean in line.points)}"/>')
-        if line.colour is not None and len(line.points) <= FEW:
+        if line.colour is not None and not line.fitted and len(line.points) <= FEW:
             parts += [dot(x, mean.mean, 2.2) for x, mean in line.points]
         if line.colour is not None:
             some = evenly(line.points, FEW)
@@ -142,29 +158,37 @@ class Chart:
         """Names at the right end of their lines, moved apart where they would meet."""
         bottom, right = float(TOP + self.plot_height), LEFT + self.plot_width + 8
         ends = []
-        for line in self.lines:
+        for line in (line for line in self.lines if line.named):
             ends.append((TOP + min(max(self.down(line.points[-1][1].mean), 0), self.plot_height), line))
         ends.sort(key=lambda pair: pair[0])
-        places: list[float] = []
-        for wanted, _ in ends:
-            places.append(max(wanted, places[-1] + GAP) if places else wanted)
+        rows = [rows_of(line.name) for _, line in ends]
+        places: list[float] = []  # of the middles
+        for (wanted, _), own in zip(ends, rows, strict=True):
+            before = places[-1] + GAP * (len(rows[len(places) - 1]) + len(own)) / 2 if places else wanted
+            places.append(max(wanted, before))
         for i in range(len(places) - 1, -1, -1):
-            places[i] = min(places[i], bottom)
-            bottom = places[i] - GAP
+            places[i] = min(places[i], bottom - GAP * (len(rows[i]) - 1) / 2)
+            bottom = places[i] - GAP * (len(rows[i]) + 1) / 2
         parts = []
-        for (wanted, line), place in zip(ends, places, strict=True):
+        for (wanted, line), place, own in zip(ends, places, rows, strict=True):
             begin = LEFT + self.plot_width * self.x.place(line.points[-1][0])
-            text = line.name if len(line.name) <= LETTERS else f"{line.name[: LETTERS - 1]}…"
-            parts.append(
-                f'<g class="{style_of(line)}"><path class="lead" d="M{begin:.1f} {wanted:.1f}L{right} {place:.1f}"/>'
-                f'<text x="{right + 2}" y="{place + 3.5:.1f}">{escape(text)}</text></g>'
-            )
+            first = place + 3.5 - GAP * (len(own) - 1) / 2
+            texts = [f'<text x="{right + 2}" y="{first + GAP * i:.1f}">{escape(text)}</text>' for i, text in enumerate(own)]
+            lead = f'<path class="lead" d="M{begin:.1f} {wanted:.1f}L{right} {place:.1f}"/>'
+            parts.append(f'<g class="{style_of(line)}">{lead}{"".join(texts)}</g>')
         return "".join(parts)
 
 
+def rows_of(name: str) -> list[str]:
+    """A name as it stands beside its line: in one row, or that of a hybrid in one for each mixer."""
+    parts = [name] if len(name) <= LETTERS or not is_hybrid(name) else re.split(r"(?=\+)", name)
+    return [part if len(part) <= LETTERS else f"{part[: LETTERS - 1]}…" for part in parts]
+
+
 def style_of(line: Line) -> str:
-    """Its class in page.css."""
-    return "other" if line.colour is None else f"s{line.colour}"
+    """Its classes in page.css."""
+    colour = "other" if line.colour is None else f"s{line.colour}"
+    return f"{colour} fit" if line.fitted else colour
 
 
 def evenly(points: Sequence[tuple[float, Estimate]], count: int) -> list[tuple[float, Estimate]]:

@@ -110,8 +110,9 @@ def details(title: str, html: Markup, **looks: Any) -> Markup:
     return pieces.details(title, html, **looks)
 
 
-def charts(figures: Sequence[Markup], wide: bool = False) -> Markup:
-    return pieces.charts(figures, wide) if figures else Markup()
+def charts(figures: Sequence[Markup], wide: bool = False, pair: bool = False) -> Markup:
+    """Side by side; wide: one large one below the other; pair: two that fill the page."""
+    return pieces.charts(figures, "wide" if wide else "pair" if pair else "") if figures else Markup()
 
 
 def plural(count: int, word: str) -> str:

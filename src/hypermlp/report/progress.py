@@ -63,8 +63,10 @@ def running_table(running: Sequence[Running], width: int) -> RenderableType:
 def describe(run: Record) -> str:
     """The mixer and what it is trained on, in words; of hyperparameters only what differs from the plain case."""
     mixer = full_name(run["mixer"])
-    if run.get("kind") == "language":
-        return f"{mixer}, language model" + (f", learning rate {run['lr']:g}" if run.get("phase") or run.get("rung") else "")
+    if run.get("kind") in ("language", "scaling"):
+        rate = f", learning rate {run['lr']:g}" if run.get("phase") or run.get("rung") else ""
+        size = f", {run['setting'].replace('=', ' ').replace(',', ', ')}" if run.get("setting") else ""
+        return f"{mixer}, language model{size}{rate}"
     changes = [part for part in run["setting"].partition("/")[2].split(",") if "=" in part and "num_test" not in part]
     setting = f" ({changes[0].replace('_', ' ').replace('=', ' ')})" if len(changes) == 1 else ""  # several: of all runs alike
     rate = f", learning rate {run['lr']:g}" if run.get("lr") is not None else ""
@@ -78,7 +80,7 @@ def outcome(record: Record) -> str:
     if record.get("phase") == PHASE:
         loss = "no loss" if record["score"] is None else f"validation loss {record['score']:.4f}"
         return f"{run} {PHASE}, {loss} after {record['step']} steps, {record['seconds']:.0f} s"
-    score = record["final"] if record.get("kind") == "language" else record["metrics"]
+    score = record["final"] if "final" in record else record["metrics"]
     if score is None:
         return f"{run} no score: {record['stopped']}"
     shown = f"accuracy {score['accuracy']:.1%}" if "accuracy" in score else f"loss {score['loss']:.4f}"

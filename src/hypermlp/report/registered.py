@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from markupsafe import Markup
 
 from hypermlp.report.markup import details, facts, paragraph, pieces, plural
 from hypermlp.report.table1 import TITLES
+from hypermlp.studies.protocol import read_protocol
 from hypermlp.verdicts.claims import UNDECIDED
-from hypermlp.verdicts.registration import deviations
+from hypermlp.verdicts.registration import Version, deviations, registered_version
 from hypermlp.verdicts.results import Results
 
 
 def protocol_section(study: Results) -> Markup:
     """Empty for a study without a protocol."""
-    protocol, version = study.protocol, study.registered
-    if protocol is None or version is None:
-        return Markup()
+    return registration(study.versions, study.unregistered, paragraph(limits(study))) if study.versions else Markup()
+
+
+def registration(versions: Sequence[Version], problems: Sequence[str], more: Markup | None = None) -> Markup:
+    """The version that counts, what keeps it from counting as registered, and what was changed later."""
+    version = registered_version(versions) or versions[0]
+    protocol = read_protocol(version.text)
     about = {
         "title": protocol.title,
         "registered": f"digest {version.digest}, commit {(version.commit or 'none')[:12]} of {version.committed or 'no date'}",
@@ -24,9 +31,9 @@ def protocol_section(study: Results) -> Markup:
         **protocol.why,
     }
     html = facts(about)
-    for problem in study.unregistered:
+    for problem in problems:
         html += paragraph(f"Not registered beforehand: {problem}.", "warning")
-    changed = deviations(study.versions)
+    changed = deviations(versions)
     if changed:
         html += paragraph(
             f"{plural(len(changed), 'deviation')} from the protocol after it was registered. They change no verdict."
@@ -36,7 +43,7 @@ def protocol_section(study: Results) -> Markup:
             html += pieces.finding(UNDECIDED, "", when + pieces.items(lines))
     else:
         html += paragraph("Nothing was changed after it was registered.")
-    return html + paragraph(limits(study)) + details("the file", pieces.pre(version.text))
+    return html + (more or Markup()) + details("the file", pieces.pre(version.text))
 
 
 def limits(study: Results) -> str:

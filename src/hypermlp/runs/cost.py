@@ -109,7 +109,7 @@ def measure(config: RunConfig, parameters: int) -> Measured:
     train = config.train if device.type == "cuda" else dataclasses.replace(config.train, precision="float32")
     model, context = config.model, config.data.context
     each = sum(operations(model, context)[0].values())
-    turn = 1 if isinstance(model.mixer, str) else len(model.mixer)
+    turn = len(model.turn)
     trial, time = model, context
     if 16 * parameters > memory.available() / 2 or each * context > largest:
         trial = model.replace(depth=turn)

@@ -1,4 +1,4 @@
-"""What can be studied by a name: the demo, the paper's Table 1, tasks and their families, and protocol files.
+"""What can be studied by a name: the demo, the paper's Table 1, scaling curves, tasks and their families, and protocol files.
 
 `plan_study` is the one way from a name and options to studies, for running, costing and checking alike.
 """
@@ -17,6 +17,7 @@ from hypermlp.overrides import read_overrides
 from hypermlp.studies.demo import MIXERS, demo_study
 from hypermlp.studies.mad import task_study
 from hypermlp.studies.protocol import PACKAGED, Protocol, find_protocol, load_protocol
+from hypermlp.studies.scaling import ScalingStudy, scaling_study
 from hypermlp.studies.search import choose_search
 from hypermlp.studies.study import Study
 from hypermlp.studies.table1 import PARTS, table1_studies
@@ -27,12 +28,17 @@ from hypermlp.tasks.base import SCALES
 from hypermlp.tasks.mad import MAD
 
 QUICK, DEFAULT = "quick", "laptop"
+NAMED = ("demo", "table1", "scaling")
 TWO = "G-cg-q-12o,S-pc"  # HyperGLU, and softmax attention with rotary embedding and convolutions
 SUFFIX = ".toml"  # of a protocol
 MAD_SCALES = {"quick": "quick", "laptop": "laptop", "baseline": "baseline", "published": "full"}
 NUMBERS: dict[str, Any] = {"steps": int, "batch": int, "width": int, "lr": tuple[float, ...], "init": Init}
 MAD_FIELDS: dict[str, Any] = {**NUMBERS, "epochs": int, "examples": int, "protocol": Literal["clean", "faithful"]}
 TASK_FIELDS: dict[str, Any] = {**NUMBERS, "depth": int}
+SCALING_FIELDS: dict[str, Any] = {
+    **{name: int for name in ("depth", "length", "batch", "evaluations", "sample", "largest_seeds")},
+    **{"widths": tuple[int, ...], "ratios": tuple[float, ...], "lr": tuple[float, ...], "corpus": str, "init": Init},
+}
 TABLE1_FIELDS: dict[str, Any] = {"corpus": str, "init": Init}
 
 
@@ -79,13 +85,15 @@ def plan_study(name: str, choice: StudyOptions | None = None) -> StudyPlan:
     """The studies that a name and options stand for.
 
     Args:
-        name: demo, table1, mad, a task, a family of tasks, several of these comma-separated, all, a task of the user's
-            own (FILE.py:CLASS), or a protocol (FILE.toml, or one that comes with the package).
+        name: demo, table1, scaling, mad, a task, a family of tasks, several of these comma-separated, all, a task of
+            the user's own (FILE.py:CLASS), or a protocol (FILE.toml, or one that comes with the package).
         choice: what is to be different.
     """
     choice = choice or StudyOptions()
     if name.endswith(SUFFIX):
         return plan_protocol(name, choice)
+    if name == "scaling":
+        return plan_scaling(choice)
     if name == "demo":
         choice.refuse("demo", "its claims compare its own six models on its own tasks", "mixers", "tasks", "search", "changes")
         scale = choice.scale or DEFAULT
@@ -107,7 +115,7 @@ def plan_study(name: str, choice: StudyOptions | None = None) -> StudyPlan:
 
 
 def plan_tasks(name: str, scale: str, choice: StudyOptions) -> dict[str, Study]:
-    known = tuple(dict.fromkeys(["demo", "table1", *families(), *TASKS, "all"]))
+    known = tuple(dict.fromkeys([*NAMED, *families(), *TASKS, "all"]))
     for part in name.split(","):
         if ":" not in part and part not in known:
             choose_from("study", part, (*known, *(path.name for path in protocols())))
@@ -129,6 +137,25 @@ def plan_tasks(name: str, scale: str, choice: StudyOptions) -> dict[str, Study]:
     fields = read_overrides(numbers, TASK_FIELDS, name)
     return scaled_studies(
         [next(iter(places[task]), task) for task in found], scale, search=choice.search, changes=settings, **fields
+    )
+
+
+def plan_scaling(choice: StudyOptions) -> StudyPlan:
+    """The numbers of scaling.toml, where nothing else is said."""
+    choice.refuse("scaling", "it trains language models", "tasks")
+    scale, name = choice.scale or DEFAULT, "scaling"
+    choose_from("scale", scale, (QUICK, DEFAULT))
+    rules, quick = load_protocol(find_protocol(name)), scale == QUICK
+    standard = rules.studies[name]
+    assert isinstance(standard, ScalingStudy)
+    changes = read_overrides(choice.changes, SCALING_FIELDS, name)
+    return StudyPlan(
+        name=name,
+        folder=Path("runs") / (f"{name}-quick" if quick else name),
+        studies={"": scaling_study(standard, quick=quick, search=choice.search, **changes)},
+        mixers=tuple(choose_mixers(choice.mixers)) if choice.mixers else rules.mixers,
+        seeds=choice.seeds or (2 if quick else rules.seeds),
+        scale=scale,
     )
 
 
@@ -170,14 +197,14 @@ def families() -> list[str]:
 
 def study_names() -> list[str]:
     """All names, for lists and for a shell to complete."""
-    return list(dict.fromkeys(["demo", "table1", *families(), *TASKS, "all", *(path.name for path in protocols())]))
+    return list(dict.fromkeys([*NAMED, *families(), *TASKS, "all", *(path.name for path in protocols())]))
 
 
 def scales_of(name: str) -> tuple[str, ...]:
     """The scales that a study can be run at; none for a protocol."""
     if name.endswith(SUFFIX):
         return ()
-    if name == "demo":
+    if name in ("demo", "scaling"):
         return (QUICK, DEFAULT)
     if name == "table1":
         return TABLE1_SCALES

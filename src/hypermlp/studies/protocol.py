@@ -5,6 +5,7 @@
     seeds                  of the runs that count; a search has its own
     [mad], [language]      the numbers of its studies (TaskStudy, LanguageStudy), each with its search, or with `given`: the
                            learning rate of every mixer, which another study has found
+    [scaling]              those of a study of language models of several sizes (ScalingStudy)
     [terms]                the smallest effects of interest, and how intervals are made (verdicts/claims.py judges by them)
     [[comparisons]]        what is expected of which pair, on which measures
 
@@ -25,6 +26,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from hypermlp.checks import choose_from, naming
 from hypermlp.studies.language import LanguageStudy
 from hypermlp.studies.mad import TaskStudy
+from hypermlp.studies.scaling import ScalingStudy
 from hypermlp.studies.search import Search
 from hypermlp.studies.study import Study, each_once
 
@@ -135,12 +137,13 @@ def read_protocol(text: str) -> Protocol:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"it is not TOML: {error}") from None
     studies: dict[str, Study] = {}
-    for folder, kind in (("language", LanguageStudy), ("mad", TaskStudy)):  # the shorter first
+    kinds: dict[str, type[Study]] = {"language": LanguageStudy, "mad": TaskStudy, "scaling": ScalingStudy}  # the shorter first
+    for folder, kind in kinds.items():
         if numbers := values.pop(folder, None):
             with naming(f"[{folder}]"):
                 studies[folder] = new(kind, with_search(numbers, kind.rate_field))
     if not studies:
-        raise ValueError("a protocol has a study: [mad], [language] or both")
+        raise ValueError("a protocol has a study: [mad], [language] or both, or [scaling]")
     with naming("[terms]"):
         terms = new(Terms, values.pop("terms", {}))
     if "contestants" in values:  # as protocols that were registered before call them

@@ -27,10 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from hypermlp.files import Record, read_json
+from hypermlp.mixers.hybrid import spell
 from hypermlp.mixers.labels import SAME
 from hypermlp.models.lm import ModelConfig
 from hypermlp.runs.configs import count
 from hypermlp.studies.folder import read_lines
+from hypermlp.studies.scaling import ScalingStudy
 from hypermlp.studies.search import PHASE, Outcome, Place, Search, Tuned, choose, place_of, read_search
 from hypermlp.tasks import TASKS
 from hypermlp.train.run_folder import RUN, RunFolder
@@ -116,6 +118,8 @@ def read_runs(root: Path, path: Path) -> list[Runs]:
     records, damaged = read_lines(path)
     plan_file = path.parent / "plan.json"
     head = read_json(plan_file) if plan_file.exists() else {}
+    if head.get("plan", {}).get("study") == ScalingStudy.kind:
+        return []  # scaling.py reads it
     kinds: dict[tuple[str, str | None], list[Record]] = {}
     for record in records:
         kind = record.get("kind", "mad")
@@ -142,7 +146,7 @@ def read_training(root: Path, run: RunFolder) -> Runs:
     points = run.read_metrics()
     curve = [{"step": p["step"], "train_loss": p["loss"], "loss": p["validation"]} for p in points if "validation" in p]
     tokens = how["batch"] * config["data"]["context"]
-    name = mixer if isinstance(mixer, str) else "+".join(mixer)
+    name = mixer if isinstance(mixer, str) else spell(mixer)
     record: Record = {
         "kind": "language",
         "mixer": SAME.get(name, name),
@@ -150,7 +154,7 @@ def read_training(root: Path, run: RunFolder) -> Runs:
         "lr": how.pop("lr"),
         "parameters": head.get("parameters") or count(ModelConfig.from_dict(config["model"])),
         "inner": inner,
-        "size": size,
+        "size": tuple(size) if isinstance(size, list) else size,
         "curve": curve,
         "final": {"loss": curve[-1]["loss"]} if curve else None,
         "seconds": sum(tokens / p["tokens_per_second"] for p in points),
