@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.checks import choose_from
+from hypermlp.config import InitScale
 from hypermlp.files import Record
 from hypermlp.mixers import build_mixer, lora, own
 from hypermlp.models.budget import MatchedModel, match_models
@@ -162,7 +163,7 @@ class TaskStudy(Study):
         return self.steps_of(setting) * self.batch * setting.seq_len
 
     def build(self, setting: Setting, mixer: str, size: int | None, inner: int) -> nn.Module:
-        make_mixer = partial(build_mixer, mixer, self.width, setting.seq_len, size, init=self.init)
+        make_mixer = partial(build_mixer, mixer, self.width, setting.seq_len, size, init=self.init, init_scale=self.init_scale)
         return build_model(setting, make_mixer, self.width, inner, self.depth)
 
     def match(self, setting: Setting, mixers: Sequence[str]) -> dict[str, MatchedModel]:
@@ -172,8 +173,8 @@ class TaskStudy(Study):
         found = match_models(names, self.width, setting.seq_len, build, published_inner(self.width))
         return {mixer: found[base[mixer]] for mixer in mixers}
 
-    def at_rate(self, rate: float) -> Self:
-        return dataclasses.replace(self, rates=(rate,))
+    def at(self, rate: float, scale: InitScale) -> Self:
+        return dataclasses.replace(self, rates=(rate,), init_scale=scale)
 
     def jobs(self, setting: Setting, mixer: str, model: MatchedModel, seed: int) -> list[Any]:
         return [
@@ -287,7 +288,8 @@ class TaskJob:
 
     @property
     def key(self) -> str:
-        hyper = f"seed={self.seed},lr={self.lr:g},wd={self.weight_decay:g}"
+        scale = "" if self.study.init_scale == "0.02" else f",scale={self.study.init_scale}"
+        hyper = f"seed={self.seed},lr={self.lr:g},wd={self.weight_decay:g}{scale}"
         return f"{self.study.protocol}/{self.mixer}/{self.setting.key}/{hyper}"
 
     @property
@@ -300,6 +302,7 @@ class TaskJob:
             "seed": self.seed,
             "lr": self.lr,
             "weight_decay": self.weight_decay,
+            "init_scale": self.study.init_scale,
         }
 
     @property

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 from hypermlp.checks import choose_from
-from hypermlp.config import Init
+from hypermlp.config import Init, InitScale
 from hypermlp.files import Record, delete
 from hypermlp.mixers import build_mixer, is_known, own
 from hypermlp.models.budget import MatchedModel
@@ -25,7 +25,19 @@ from hypermlp.studies import engine, search
 from hypermlp.studies.engine import Progress
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import Folder
-from hypermlp.studies.search import Chosen, Place, Search, Trial, Tuned, choose, is_failed_trial, place_of, read_search, settle
+from hypermlp.studies.search import (
+    Chosen,
+    Place,
+    Search,
+    Trial,
+    Tuned,
+    Where,
+    choose,
+    is_failed_trial,
+    place_of,
+    read_search,
+    settle,
+)
 from hypermlp.studies.worker import Job, Work
 from hypermlp.train.optimisation import Precision
 
@@ -45,6 +57,7 @@ class Study(ABC):
 
     precision: Precision = "float32"
     init: Init = "paper"  # how convolutions and lag factors begin, in every mixer that has them (docs/layer.md)
+    init_scale: InitScale = "0.02"  # of the weights of linear layers in every mixer; a search may choose it
     search: Search | None = None  # how each mixer's learning rate is chosen on each setting; None: it is given
     given: dict[str, Any] | None = dataclasses.field(default=None, hash=False)  # mixer → its rate, or task → its rate
 
@@ -54,7 +67,7 @@ class Study(ABC):
     flat: ClassVar[bool] = False  # there is one setting, which the plan's models are not filed under
     chosen: ClassVar[tuple[str, ...]] = ()  # fields that say which runs to do, not how
     # Fields that older plans lack: written unless they have their default.
-    added_later: ClassVar[tuple[str, ...]] = ("precision", "init", "search", "given")
+    added_later: ClassVar[tuple[str, ...]] = ("precision", "init", "init_scale", "search", "given")
 
     @property
     @abstractmethod
@@ -74,8 +87,8 @@ class Study(ABC):
         """The runs of one mixer: one, or one per learning rate and weight decay."""
 
     @abstractmethod
-    def at_rate(self, rate: float) -> Self:
-        """The same study with this learning rate alone."""
+    def at(self, rate: float, scale: InitScale) -> Self:
+        """The same study with this learning rate and this initial scale alone."""
 
     def check(self, mixers: Sequence[str], seeds: int) -> None:
         """Bad names fail before anything starts."""
@@ -83,6 +96,7 @@ class Study(ABC):
         if seeds < 1:
             raise ValueError(f"seeds ({seeds}) must be at least 1")
         choose_from("init", self.init, get_args(Init))
+        choose_from("init_scale", self.init_scale, get_args(InitScale))
         own.adopt(mixers)
         for mixer in mixers:
             build_mixer(mixer, 64, 64)
@@ -135,14 +149,14 @@ class Study(ABC):
         assert self.search is not None
         found, trials = read_search(self.search, records), []
         for seed in self.search.own_seeds:
-            for pairing in pairings:
-                outcome = found.get((pairing.mixer, pairing.key)) or settle(self.search, {})
-                trials += [self.trial(pairing, seed, rate, rung) for rate, rung in outcome.missing]
+            for pairing, scale in product(pairings, self.search.scales or (self.init_scale,)):
+                outcome = found.get(Place(pairing.mixer, pairing.key, scale)) or settle(self.search, {})
+                trials += [self.trial(pairing, seed, scale, rate, rung) for rate, rung in outcome.missing]
         have = {record["key"] for record in records}
         return [trial for trial in trials if trial.key not in have]
 
-    def trial(self, pairing: Pairing, seed: int, rate: float, rung: float) -> Trial:
-        (job,) = self.at_rate(rate).jobs(pairing.setting, pairing.mixer, pairing.model, seed)
+    def trial(self, pairing: Pairing, seed: int, scale: InitScale, rate: float, rung: float) -> Trial:
+        (job,) = self.at(rate, scale).jobs(pairing.setting, pairing.mixer, pairing.model, seed)
         return Trial(job=job, work=self.work, measure=self.measure, rate=rate, rung=rung)
 
     def plan_jobs(self, folder: Folder, mixers: Sequence[str], seeds: int) -> list[Job]:
@@ -158,15 +172,15 @@ class Study(ABC):
             for job in self.jobs(pairing.setting, pairing.mixer, pairing.model, seed)
         ]
 
-    def chosen_jobs(self, pairings: Sequence[Pairing], seeds: int, choices: Mapping[Place, Tuned]) -> list[Job]:
+    def chosen_jobs(self, pairings: Sequence[Pairing], seeds: int, choices: Mapping[Where, Tuned]) -> list[Job]:
         """The runs that count after a search, by setting and seed."""
         found: list[Job] = []
         places = {(pairing.mixer, pairing.key): pairing for pairing in pairings}
         for key in dict.fromkeys(pairing.key for pairing in pairings):
             own = [(mixer, choice) for (mixer, setting), choice in choices.items() if setting == key]
-            for seed, (mixer, (variant, rate)) in product(range(seeds), own):
+            for seed, (mixer, (variant, rate, scale)) in product(range(seeds), own):
                 if (pairing := places.get((variant, key))) is not None:
-                    (job,) = self.at_rate(rate).jobs(pairing.setting, variant, pairing.model, seed)
+                    (job,) = self.at(rate, scale).jobs(pairing.setting, variant, pairing.model, seed)
                     found.append(Chosen(job=job, work=self.work, mixer=mixer, variant=variant))
         return found
 
@@ -239,11 +253,11 @@ class Agenda:
         """Where this was the last trial of its rung, delete what those that do not go on have saved."""
         records, place = self.folder.records.values(), place_of(record)
         outcome = read_search(self.rules, (own for own in records if place_of(own) == place))[place]
-        pairing = next(one for one in self.pairings if (one.mixer, one.key) == place)
+        pairing = next(one for one in self.pairings if (one.mixer, one.key) == (place.mixer, place.setting))
         if all(rung != record["rung"] for _, rung in outcome.missing):
             ended = set(outcome.rates) - {rate for rate, _ in outcome.missing}
             for rate, seed in product(ended, self.rules.own_seeds):
-                delete(self.folder.checkpoint(self.study.trial(pairing, seed, rate, 1.0).run))
+                delete(self.folder.checkpoint(self.study.trial(pairing, seed, place.scale, rate, 1.0).run))
 
     def forget_failures(self) -> None:
         for key in [key for key, record in self.folder.records.items() if is_failed_trial(record)]:
