@@ -17,7 +17,7 @@ from hypermlp.report.page import write_report
 from hypermlp.report.progress import Scores, Screen, accuracies, describe, losses
 from hypermlp.report.tasks import task_table
 from hypermlp.report.terminal import say
-from hypermlp.report.words import sentence
+from hypermlp.report.words import power_words, sentence
 from hypermlp.studies.catalogue import StudyPlan
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import read_lines
@@ -134,6 +134,8 @@ def show_verdicts(console: Console, studies: Sequence[Judged]) -> None:
         for found in study.claims:
             if found.judged:
                 say(console, f"{sentence(found)}\n")
+        if power := power_words(study.claims):
+            say(console, f"{power}\n")
 
 
 def leave_page(console: Console, folder: Path) -> None:
