@@ -18,7 +18,7 @@ from hypermlp.report.progress import Scores, Screen, accuracies, describe, losse
 from hypermlp.report.scaling import losses_so_far, show_scaling, write_scaling
 from hypermlp.report.tasks import task_table
 from hypermlp.report.terminal import say
-from hypermlp.report.words import sentence
+from hypermlp.report.words import power_words, sentence
 from hypermlp.studies.catalogue import StudyPlan
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import read_lines
@@ -145,6 +145,8 @@ def show_verdicts(console: Console, studies: Sequence[Judged]) -> None:
         for found in study.claims:
             if found.judged:
                 say(console, f"{sentence(found)}\n")
+        if power := power_words(study.claims):
+            say(console, f"{power}\n")
 
 
 def leave_scaling(console: Console, folder: Path, out: Path | None = None) -> bool:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any, ClassVar, NamedTuple, Self
@@ -32,6 +32,8 @@ from torch.distributed import ProcessGroup
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import divisible
 from hypermlp.collectives import Rows
+from hypermlp.config import InitScale
+from hypermlp.mixers.initial import init_weight
 from hypermlp.mixers.weights import Weights
 from hypermlp.ops.observer import is_traced, transform
 from hypermlp.ops.types import row_tables
@@ -64,6 +66,7 @@ class Mixer(nn.Module, ABC):
     """
 
     width: int
+    init_scale: InitScale = "0.02"  # of the weights of linear layers, see begin_at
     made_with: Callable[[], Mixer]  # makes another one with the same arguments
     splits_by_head: ClassVar[bool] = False  # whether projections may be split over processes, a head to each
     split_plan: ClassVar[Mapping[str, str]] = {}  # module → "colwise" or "rowwise", for transformers' tensor parallelism
@@ -75,6 +78,19 @@ class Mixer(nn.Module, ABC):
         mixer = super().__new__(cls)
         mixer.made_with = partial(cls, *arguments, **options)
         return mixer
+
+    def begin_at(self, scale: InitScale) -> Self:
+        """Draw the weights of linear layers at another scale, now and whenever the mixer begins again."""
+        if scale != self.init_scale:
+            self.made_with = partial(begin_at, self.made_with, scale)
+            self.init_scale = scale
+            for module in self.scaled():
+                init_weight(module.weight, scale, self.width)
+        return self
+
+    def scaled(self) -> Iterator[nn.Linear]:
+        """The linear layers whose scale is a choice; those with a class of their own have a rule of their own."""
+        return (module for module in self.modules() if type(module) is nn.Linear)
 
     def reset_parameters(self) -> None:
         """Initialise all parameters again; what is on the meta device needs to_empty first."""
@@ -209,6 +225,10 @@ class Mixer(nn.Module, ABC):
     def state_size(self, batch_size: int, length: int) -> int:
         """Bytes that decoding keeps for batch_size sequences of `length` tokens."""
         return self.new_cache(batch_size, max_len=length, device="meta").nbytes
+
+
+def begin_at(make: Callable[[], Mixer], scale: InitScale) -> Mixer:
+    return make().begin_at(scale)
 
 
 def find_change(mixer: Mixer, x: Tensor) -> str | None:

@@ -21,6 +21,7 @@ from hypermlp.config import INIT_STD, HyperGLUConfig
 from hypermlp.mixers import fast, registers, rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
 from hypermlp.mixers.base import Cut, Mixer, Tokens
+from hypermlp.mixers.initial import init_weight
 from hypermlp.mixers.lora import AdaptedLinear
 from hypermlp.mixers.modules import known
 from hypermlp.mixers.parts import CausalConv, decay_bank, heads, whole
@@ -127,7 +128,8 @@ class HyperGLU(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Weights from N(0, 0.02²), biases and diagonals zero; convolutions and low-rank factors as config.init says.
+        """Weights from N(0, 0.02²) or at another scale (begin_at), biases and diagonals zero; convolutions and factors as
+        config.init says.
 
         "paper" is appendix L, as released.
 
@@ -140,7 +142,7 @@ class HyperGLU(Mixer):
             if isinstance(module, AdaptedLinear):
                 module.reset_adapter(generator)
             if isinstance(module, nn.Linear):
-                module.weight.normal_(0, INIT_STD, generator=generator)
+                init_weight(module.weight, self.init_scale, self.width, generator=generator)
                 if module.bias is not None:
                     module.bias.zero_()
             elif isinstance(module, (CausalConv, SequenceMixing)):

@@ -16,6 +16,7 @@ from hypermlp.checks import at_least_one, divisible
 from hypermlp.collectives import total
 from hypermlp.config import INIT_STD, TAPS, Init
 from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.initial import init_weight
 from hypermlp.mixers.modules import known
 from hypermlp.ops import plain
 from hypermlp.ops.types import compute_dtype
@@ -128,7 +129,7 @@ def init_linears(mixer: nn.Module) -> None:
     """Weights of all linear layers from N(0, 0.02²), biases zero."""
     for module in mixer.modules():
         if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, 0, INIT_STD)
+            init_weight(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 

@@ -18,9 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 from hypermlp.cache import Cache
 from hypermlp.checks import at_least_one, choose_from
-from hypermlp.config import IGNORED, INIT_STD, Init
+from hypermlp.config import IGNORED, INIT_STD, Init, InitScale
 from hypermlp.mixers import build_mixer, hybrid
 from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
+from hypermlp.mixers.initial import init_weight
 from hypermlp.mixers.int8 import is_quantized
 from hypermlp.mixers.lags import LagExtension, check_longer, fill
 from hypermlp.mixers.modules import known
@@ -49,6 +50,7 @@ class ModelConfig:
         size: of the mixers, see the registry, or one for each of several; None: as published.
         heads: of the mixers; None: as published, two for almost all. A mixer that has none refuses a number.
         init: how convolutions and lag factors begin (docs/layer.md).
+        init_scale: "0.02", "torch" or "width", at which the weights of the mixers' linear layers begin (docs/layer.md).
         inner: width of the feed-forward; None: 8/3 of the width ("llama") or 4 times.
         style: "llama" has RMSNorm and SwiGLU, "gpt2" LayerNorm, GELU and learned position embeddings. "nanogpt" is GPT-2 as
             nanoGPT trains it: no biases, and projections to the residual stream begin at 0.02 / √(2 depth).
@@ -66,6 +68,7 @@ class ModelConfig:
     size: int | tuple[int | None, ...] | None = None
     heads: int | None = None
     init: Init = "paper"
+    init_scale: InitScale = "0.02"
     inner: int | None = None
     style: Style = "llama"
     tied: bool = True
@@ -77,6 +80,7 @@ class ModelConfig:
             at_least_one("heads", self.heads)
         choose_from("style", self.style, get_args(Style))
         choose_from("init", self.init, get_args(Init))
+        choose_from("init_scale", self.init_scale, get_args(InitScale))
         if not self.mixer:
             raise ValueError("mixer must be a name or label, or several of them")
         if self.inner is None:
@@ -118,7 +122,8 @@ class ModelConfig:
             layer: counted from the input.
         """
         name, size = self.layers[layer]
-        return build_mixer(name, self.width, self.length, size, heads=self.heads, init=self.init)
+        options: dict[str, Any] = {"heads": self.heads, "init": self.init, "init_scale": self.init_scale}
+        return build_mixer(name, self.width, self.length, size, **options)
 
     def replace(self, **changes: Any) -> ModelConfig:
         """The same configuration with some fields changed.
@@ -129,8 +134,10 @@ class ModelConfig:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields; without heads where they are as published, as in files from before they were a choice."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "heads" or value is not None}
+        """Its fields; without heads and init_scale where they are as usual, as in files from before they were a choice."""
+        usual = {"heads": None, "init_scale": "0.02"}
+        fields = dataclasses.asdict(self)
+        return {name: value for name, value in fields.items() if name not in usual or value != usual[name]}
 
     @classmethod
     def of(cls, config: ModelConfig | Mapping[str, Any]) -> ModelConfig:
@@ -243,9 +250,11 @@ class LanguageModel(nn.Module):
         if self.config.style == "nanogpt":
             for block in self.blocks:
                 assert isinstance(block, Block)
-                for into in (getattr(block.mixer, "o", None), block.ffn.down):  # somebody's own mixer may lack it
-                    if isinstance(into, nn.Linear):
-                        nn.init.normal_(into.weight, 0, INIT_STD / math.sqrt(2 * self.config.depth))
+                fewer = math.sqrt(2 * self.config.depth)
+                if isinstance(into := getattr(block.mixer, "o", None), nn.Linear):  # somebody's own mixer may lack it
+                    init_weight(into.weight, self.config.init_scale, self.config.width, smaller=fewer)
+                assert isinstance(block.ffn, GELU)
+                init_weight(block.ffn.down.weight, smaller=fewer)
 
     def forward(
         self,

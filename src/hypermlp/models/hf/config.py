@@ -39,6 +39,7 @@ class HyperConfig(PreTrainedConfig):
     size: int | list[int | None] | tuple[int | None, ...] | None = None
     heads: int | None = None
     init: str = "paper"
+    init_scale: str = "0.02"
     inner: int | None = None
     style: str = "llama"
     tied: bool = True
