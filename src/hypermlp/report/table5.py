@@ -352,7 +352,8 @@ def write_page(folder: Path, out: Path | None = None, *, force: bool = False) ->
 
 def lead(records: dict[str, Data]) -> str:
     """What HyperGLU costs beside softmax attention, where both were measured."""
-    for data in (data for name, data in records.items() if name.startswith("model")):
+    models = [data for name, data in records.items() if name.startswith("model")]
+    for data in sorted(models, key=lambda data: -data["settings"]["depth"]):  # the largest first
         if "hyperglu" not in names(data, list(SYSTEMS)):
             continue
         time, memory = (QUANTITIES[i].cell(data, "hyperglu", 1).ratio for i in (2, 4))
