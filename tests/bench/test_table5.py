@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,12 @@ def test_mistakes_are_refused(tmp_path: Path) -> None:
     assert systems.too_large("naive", 1, 16384, 256) is not None
     assert systems.too_large("sdpa", 1, 16384, 256) is None
     assert Record(tmp_path / "new.json", {}).rounds(1) == []
+
+
+def test_the_page_begins_with_what_the_readme_says() -> None:
+    records = report.read_folder(Path(__file__).parents[2] / "results" / "table5")
+    said = re.search(r"takes (\S+) of the time and (\S+) of the memory", report.summary(records["model-paper"]))
+    assert said is not None
+    assert said[0] in report.lead(records)
+    assert "12 layers" in report.lead(records), "the largest model that was measured"
+    assert report.lead({}).startswith("What systems cost")
