@@ -179,6 +179,8 @@ def test_tasks_say_what_the_records_say() -> None:
 
 def test_when_to_use_something_else() -> None:
     """The README's advice is what the records show."""
+    assert mean(GLU, COPY) > 2 * mean("S-pc", COPY)
+    assert min(seeds_of("copy", GLU)) > 2 * max(seeds_of("copy", "S-pc")), "small models copy far better"
     assert mean("gated_deltanet", LOSS) < mean(GLU, LOSS)
     claims = {claim.title: claim.verdict.word for claim in judge_claims(study("table1"))}
     assert claims["HyperGLU is ahead of Gated DeltaNet"] == "contradicted"
