@@ -99,3 +99,6 @@ def test_the_notebooks_are_their_scripts_and_run(tmp_path: Path) -> None:
         assert sources[0] == sources[1], "run examples/make_notebook.py"
         check(printed(kept))
         check(printed(new))
+        if name == "streaming":  # whose numbers are the same everywhere, but for differences as small as rounding
+            kept_text, new_text = (re.sub(r"\d\.\de[-+]\d+", "·", printed(notebook)) for notebook in (kept, new))
+            assert kept_text == new_text, "run examples/make_notebook.py"

@@ -108,11 +108,15 @@ def test_eval_scores_both() -> None:
 
 def test_explore_shows_both() -> None:
     run("explore", "return self", "--model", LANGUAGE, "--out", "text.html")
-    assert "language" in Path("text.html").read_text()
+    assert "hypermlp:language (702,240 parameters) reads 12 tokens" in Path("text.html").read_text()
     run("explore", "--out", "copying.html")
     assert "copy" in Path("copying.html").read_text(), "with nothing else, the copying model and an example"
     Path("text.txt").write_text("def add(a, b):\n    return a + b\n" * 200)
     assert "Heads over" in run("explore", "--model", LANGUAGE, "--over", "text.txt", "--out", "over")
+    page = Path("over/analysis.html").read_text()
+    assert re.search(
+        r"Over [\d,]+ tokens of text.txt, \d+% to \d+% of the slots of a head of hypermlp:language are active", page
+    )
 
 
 def test_export_and_the_auto_classes() -> None:

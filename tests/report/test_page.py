@@ -121,6 +121,9 @@ def test_a_study_of_one_seed(tmp_path: Path) -> None:
     text = page_of(tmp_path)
     assert "one seed, no range or interval" in text
     assert "HyperGLU 50.0 %, softmax attention 50.0 % at compression" in text
+    assert re.search(r"S-pc is softmax attention, *G-cg-q-12o is HyperGLU *\.", text), (
+        "below the charts, whose lines have labels"
+    )
     assert "Claims of the paper: ? 2 undecided … 5 not run" in text
     assert "±" not in text
 
@@ -158,7 +161,7 @@ def test_a_quick_study_has_scores_and_no_verdicts(tmp_path: Path) -> None:
     text = page_of(tmp_path)
     assert "too shortly to rank them" in text
     assert "50.0" in text
-    for word in ("Claims", "Predictions", "undecided", "HyperGLU 50.0 %, softmax"):
+    for word in ("Claims", "Predictions", "undecided", "HyperGLU 50.0 %, softmax", "colour compares"):
         assert word not in text
     (judged,) = judge_folder(tmp_path)
     assert not judged.claims

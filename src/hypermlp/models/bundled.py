@@ -37,3 +37,15 @@ def find_model(model: str | Path) -> Path:
         return Path(model)
     choose_from("model", name, tuple(bundled_models()))
     return BUNDLED / name.removeprefix(PREFIX)
+
+
+def short_name(folder: Path) -> str:
+    """What a page calls the model of a folder: hypermlp:language, or the end of its path.
+
+    >>> short_name(find_model("hypermlp:language")), short_name(Path("runs/tiny/model"))
+    ('hypermlp:language', 'tiny')
+    """
+    path = folder.resolve()
+    if path.parent == BUNDLED.resolve():
+        return f"{PREFIX}{path.name}"
+    return path.parent.name if path.name == "model" else path.name  # what a training run saves is called model

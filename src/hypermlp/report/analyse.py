@@ -15,9 +15,10 @@ from torch import Tensor
 from hypermlp.analysis.statistics import HeadStatistics, OperatorStatistics, Statistics, analyse, random_noise
 from hypermlp.data.corpus import Tokens
 from hypermlp.files import refuse_foreign, write_json, write_own
+from hypermlp.models.bundled import short_name
 from hypermlp.provenance import provenance
 from hypermlp.report.charts import Axis, Chart, Line, numeric_axis
-from hypermlp.report.markup import cell, document, paragraph, table
+from hypermlp.report.markup import cell, document, paragraph, spread, table
 from hypermlp.report.markup import charts as side_by_side
 from hypermlp.report.terminal import Column, say, show_table
 from hypermlp.runs.generate import corpus_for, open_model
@@ -63,7 +64,7 @@ def show_analyse(
     out.mkdir(parents=True, exist_ok=True)
     about = {"provenance": provenance(), "model": model.config.to_dict(), "corpus": text.name, "context": context, "seed": seed}
     write_json(out / "analysis.json", {**about, **statistics.to_dict()})
-    page = build_page(statistics, folder.name, text.name)
+    page = build_page(statistics, short_name(folder), text.name)
     write_own(out / "analysis.html", page, force=force)
     say(console, f"Page: {out / 'analysis.html'}   Numbers: {out / 'analysis.json'}")
     return statistics
@@ -122,7 +123,13 @@ def counts_noise(own: HeadStatistics) -> bool:
 
 
 def build_page(found: Statistics, name: str, corpus: str) -> str:
-    lead = f"{name} on {found.tokens:,} tokens of {corpus}, in {found.windows} windows; every row of every head is counted."
+    active, plain = (
+        spread([head.overall(what) for head in found.heads], "{:.0%}".format) for what in ("active", "active_plain")
+    )
+    lead = (
+        f"Over {found.tokens:,} tokens of {corpus}, {active} of the slots of a head of {name} are active; without mixing it "
+        f"would be {plain}."
+    )
     layers = sorted({head.layer for head in found.heads})
     sections = [("Heads", paragraph(ABOUT["heads"]) + html_table(HEADS, map(head_row, found.heads)))]
     charts = {

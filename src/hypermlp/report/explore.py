@@ -21,6 +21,7 @@ from hypermlp.analysis.capture import capture, recipe
 from hypermlp.config import IGNORED
 from hypermlp.data.tokenizers import Tokenizer
 from hypermlp.files import refuse_foreign, write_own
+from hypermlp.models.bundled import short_name
 from hypermlp.models.lm import count_parameters
 from hypermlp.report.terminal import say
 from hypermlp.runs.generate import open_model
@@ -98,9 +99,7 @@ def open_subject(folder: Path, text: str | None) -> Subject:
     if len(tokens) > LONGEST:
         raise ValueError(f"the text has {len(tokens)} tokens; the page takes {LONGEST}, so give less of it")
     spelled = speller(tokenizer)
-    path = folder.resolve()
-    name = path.parent.name if path.name == "model" else path.name  # what a training run saves is called model
-    return Subject(name, model, tokens, [END, *map(spelled, tokens[1:])], spelled, [0], [*tokens[1:], None])
+    return Subject(short_name(folder), model, tokens, [END, *map(spelled, tokens[1:])], spelled, [0], [*tokens[1:], None])
 
 
 def speller(tokenizer: Tokenizer) -> Callable[[int], str]:

@@ -161,7 +161,7 @@ def table1(study: Results) -> Markup:
         size = cell(row.parameters_text, row.parameters, small=row.outside)
         rows.append([name_cell(row.mixer), *map(grid_cell, row.cells), size])
     heads = ["mixer", *(column.title for column in columns(study)), "parameters"]
-    key = pieces.grid_key(study.reference, f"{legend(study)} {caveat(study)}")
+    key = pieces.grid_key(None if study.quick else study.reference, f"{legend(study)} {caveat(study)}")
     return table(heads, rows, sorts=True) + key + grammar(study)
 
 

@@ -135,9 +135,12 @@ def new_cell(study: Results, mixer: str, column: Measure) -> Cell:
 
 
 def gains(study: Results, mixer: str, key: str | float) -> tuple[float | None, float | None]:
-    """How much better than the study's softmax attention, here and in the paper; None where both are at ceiling or floor."""
+    """How much better than the study's softmax attention, here and in the paper.
+
+    None where both are at ceiling or floor, and in a quick study, which compares nothing.
+    """
     rival = study.reference
-    if rival is None or rival == mixer or not isinstance(key, str) or study.bound((mixer, rival), key):
+    if study.quick or rival is None or rival == mixer or not isinstance(key, str) or study.bound((mixer, rival), key):
         return None, None
     gain = study.gain(mixer, rival, key)
     ours, theirs = published(study, mixer, key), published(study, rival, key)

@@ -393,10 +393,12 @@ def as_html(grid: Grid) -> Markup:
 
 
 def image(draw: Callable[[], Figure]) -> Markup:
-    """A picture as wide as the page at most, drawn for light and for dark screens."""
+    """A picture as wide as the page, drawn for light and for dark screens; on a phone it scrolls and stays legible."""
     light, dark = (f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in themed(draw))
     shown = (
-        '<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{}">'
-        '<img alt="latency, memory and growth" style="max-width:100%;height:auto" src="{}"></picture></figure>'
+        '<figure><div class="scroll" tabindex="0" role="region" aria-label="picture"><picture>'
+        '<source media="(prefers-color-scheme: dark)" srcset="{}">'
+        '<img alt="latency, memory and growth" style="width:100%;min-width:640px;height:auto" src="{}">'
+        "</picture></div></figure>"
     )
     return Markup(shown).format(dark, light)
