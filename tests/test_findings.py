@@ -15,7 +15,6 @@ from hypermlp.paper.tables import TABLE1, TABLE2, TABLE5
 from hypermlp.report.bench_tables import training_ratios
 from hypermlp.report.explore import open_task
 from hypermlp.report.task_document import columns
-from hypermlp.theory import STATEMENTS
 from hypermlp.verdicts.claims import judge_claims
 from hypermlp.verdicts.folders import read_studies
 from hypermlp.verdicts.results import AVERAGE, LOSS, Results
@@ -229,15 +228,6 @@ def test_what_is_said_of_the_papers_tables() -> None:
     averages = {label: (TABLE1[label].average, fmean(TABLE1[label].accuracy.values())) for label in ("R-12o!", "R-1o!")}
     told = "R-12o! has {:.2f} where its columns give {:.2f}, and R-1o! {:.2f} where they give {:.2f}"
     assert told.format(*averages["R-12o!"], *averages["R-1o!"]) in text("docs/reproduction.md")
-
-
-def test_how_many_statements_are_checked() -> None:
-    numbers = {found.number.partition(" (")[0] if "(" in found.number else found.number for found in STATEMENTS.values()}
-    listed = {found.number for found in STATEMENTS.values() if found.check is None}
-    checks = sum(found.check is not None for found in STATEMENTS.values())
-    document = text("docs/theory.md")
-    assert f"Of these {len(numbers)}, {len(numbers - listed)} are here as checks" in document
-    assert f"so there are {checks} checks" in document
 
 
 def test_what_mixing_does_in_the_bundled_model() -> None:
