@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import runpy
 from functools import cache
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
+from hypermlp.models.bundled import COPYING
 from hypermlp.paper.tables import TABLE1, TABLE2, TABLE5
 from hypermlp.report.bench_tables import training_ratios
+from hypermlp.report.explore import open_task
 from hypermlp.report.task_document import columns
-from hypermlp.theory import STATEMENTS
 from hypermlp.verdicts.claims import judge_claims
 from hypermlp.verdicts.folders import read_studies
 from hypermlp.verdicts.results import AVERAGE, LOSS, Results
@@ -179,6 +181,8 @@ def test_tasks_say_what_the_records_say() -> None:
 
 def test_when_to_use_something_else() -> None:
     """The README's advice is what the records show."""
+    assert mean(GLU, COPY) > 2 * mean("S-pc", COPY)
+    assert min(seeds_of("copy", GLU)) > 2 * max(seeds_of("copy", "S-pc")), "small models copy far better"
     assert mean("gated_deltanet", LOSS) < mean(GLU, LOSS)
     claims = {claim.title: claim.verdict.word for claim in judge_claims(study("table1"))}
     assert claims["HyperGLU is ahead of Gated DeltaNet"] == "contradicted"
@@ -226,10 +230,29 @@ def test_what_is_said_of_the_papers_tables() -> None:
     assert told.format(*averages["R-12o!"], *averages["R-1o!"]) in text("docs/reproduction.md")
 
 
-def test_how_many_statements_are_checked() -> None:
-    numbers = {found.number.partition(" (")[0] if "(" in found.number else found.number for found in STATEMENTS.values()}
-    listed = {found.number for found in STATEMENTS.values() if found.check is None}
-    checks = sum(found.check is not None for found in STATEMENTS.values())
-    document = text("docs/theory.md")
-    assert f"Of these {len(numbers)}, {len(numbers - listed)} are here as checks" in document
-    assert f"so there are {checks} checks" in document
+def test_what_mixing_does_in_the_bundled_model() -> None:
+    """The sentences of docs/what-does-this-head-read.md below its table over held-out text."""
+    record = json.loads((ROOT / "results" / "reading.json").read_text())
+    heads = {row[0]: [float(cell.rstrip("%")) for cell in row[1:]] for row in record["heads"]}
+    active, plain, _on, off, _reach, noise, noise_plain, weight = range(8)
+    assert all(39 < heads[name][off] < 45 for name in ("2, 1", "2, 2")), "two slots of five"
+    assert 45 < heads["4, 2"][off] < 55, "half of them"
+    assert heads["4, 1"][active] > 2 * heads["4, 1"][plain], "wakes up"
+    suppress = {name for name, row in heads.items() if row[noise] < row[noise_plain] - 5}
+    opposite = {name for name, row in heads.items() if row[noise] > row[noise_plain] + 5}
+    assert suppress == {"2, 1", "2, 2", "4, 2"}
+    assert opposite == {"3, 1", "3, 2", "4, 1"}
+    assert min(row[weight] for row in heads.values()) > 23
+    assert max(row[weight] for row in heads.values()) < 53
+
+
+def test_a_head_of_the_bundled_model_steps_from_token_to_token() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "make_reading.py"))
+    subject = open_task(Path(COPYING), 0)
+    places = [place for place, piece in enumerate(subject.pieces) if piece.isdigit()]
+    answers = [token for token, target in enumerate(subject.targets) if target is not None]
+    assert f"stand at {', '.join(map(str, places[:-1]))} and {places[-1]}." in text("docs/what-does-this-head-read.md")
+    layer, head = made["READER"]
+    opened = made["traces"](subject)[layer]
+    read = [int(opened.memory(token, head).token_shares.argmax()) for token in answers]
+    assert all(1 <= most - place <= 3 for most, place in zip(read, places, strict=True))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hypermlp.models.bundled import LANGUAGE, bundled_models
 from hypermlp.report.bench_tables import mixers_markdown, model_markdown, speed_markdown
 from hypermlp.report.evidence import evidence_markdown, longer_markdown, standing_markdown, verdicts_markdown
 from hypermlp.report.markdown import fill
@@ -103,6 +104,14 @@ def test_the_evidence_is_that_of_the_registered_studies() -> None:
     assert fill(document, blocks) == document, "python docs/make_results.py writes the tables anew"
     table = f"<!-- standing -->\n\n{standing_markdown(study, longer)}\n\n<!-- end -->"
     assert table in README, "python docs/make_results.py writes the table anew"
+
+
+def test_what_heads_read_is_what_the_bundled_models_read() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "make_reading.py"))
+    document = (ROOT / "docs" / "what-does-this-head-read.md").read_text()
+    assert fill(document, made["blocks"]()) == document, "python docs/make_reading.py writes the tables anew"
+    told = json.loads((ROOT / "results" / "reading.json").read_text())["sha256"]
+    assert told == bundled_models()[LANGUAGE]["sha256"], "python docs/make_reading.py --over reads the text anew"
 
 
 def test_the_authors_quick_start_runs_verbatim() -> None:
