@@ -183,6 +183,8 @@ def test_the_page_begins_with_a_sentence_and_has_both_charts(folder: Path, resul
     first = longer.ranked(longer.curve_sizes[-1])[0][0]
     assert f"{first} has the lowest loss" in lead(longer)
     assert "lay where the smaller ones had predicted them" in outlook(longer)
+    assert not results.crossings, "a study that ranks nobody says nothing of who passes whom"
+    assert not outlook(results)
 
 
 def test_a_sentence_says_whether_all_seeds_agree() -> None:

@@ -301,10 +301,9 @@ def fit_table(study: ScalingResults) -> Markup:
         f"{RESAMPLES} draws of the seeds of every point. The longest runs took {power(study.compute[1])} operations.",
         "note",
     )
-    crossings = [crossing_words(*item) for item in study.crossings]
-    html += paragraph(
-        ". ".join(crossings) + "." if crossings else f"No two curves cross up to {BEYOND:g} times the operations."
-    )
+    if not study.short:
+        crossings = ". ".join(crossing_words(*item) for item in study.crossings)
+        html += paragraph(f"{crossings or f'No two curves cross up to {BEYOND:g} times the operations'}.")
     if laws := {mixer: law for mixer in study.mixers if (law := study.parametric(mixer)) is not None}:
         heads = ("mixer", "E", "A at N parameters", "α", "B at D tokens", "β", "N", "D")
         lines = []

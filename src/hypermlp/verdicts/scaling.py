@@ -167,9 +167,11 @@ class ScalingResults:
 
     @cached_property
     def crossings(self) -> list[tuple[str, str, Crossing]]:
-        """Of fitted curves, from the least compute to BEYOND times the most."""
+        """Of fitted curves, from the least compute to BEYOND times the most; none of a study that ranks nobody."""
         low, high = self.compute
-        found = []
+        found: list[tuple[str, str, Crossing]] = []
+        if self.short:
+            return found
         for first, second in combinations(self.mixers, 2):
             a, b = self.curves[first].fitted, self.curves[second].fitted
             if a is not None and b is not None and (crossing := find_crossing(a, b, low, BEYOND * high)) is not None:
