@@ -342,8 +342,8 @@ def page() -> str:
         "\n\n".join(
             [
                 "# Where the paper's things are",
-                "Every system, equation, table, figure, number of a protocol and numbered statement of the paper, and the "
-                f"file, command or record that has it here; where there is none, the reason ({absent} times). "
+                "Every system, equation, table, figure, number of a protocol and numbered statement of the paper, with the "
+                f"file, command or record that has it here. {absent} are not here, and the page says why. "
                 "`python docs/make_coverage.py` writes this page after looking up every pointer and comparing every number.",
                 "## Numbers of the protocols",
                 markdown_table(("where", "what", "the paper", "here", "in"), numbers).replace("| ---: ", "| --- "),

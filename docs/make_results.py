@@ -1,10 +1,9 @@
-"""Writes what was measured into README.md and docs/ (design, efficiency, gpu, reproduction, tasks, training), and pictures.
+"""Writes what was measured into README.md and docs/ (benchmark, efficiency, gpu, reproduction, tasks, training), and pictures.
 
 python docs/make_results.py
 """
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from hypermlp.report import bench_tables, evidence, gpu, table5, task_document
 from hypermlp.report.markdown import fill
 from hypermlp.report.searches import searches_markdown
 from hypermlp.report.style import save
-from hypermlp.report.table1 import rates_markdown, table1_markdown
+from hypermlp.report.table1 import rates_markdown, table1_markdown, training_markdown
 from hypermlp.verdicts.folders import read_studies
 
 ROOT = Path(__file__).parent.parent
@@ -25,14 +24,16 @@ def main() -> None:
     save(table5.picture(costs["model-laptop"], costs["growth-laptop"]), DOCS / "efficiency.png")
     made = table5.document_blocks(costs)
     write(DOCS / "efficiency.md", made)
-    path = ROOT / "README.md"
-    path.write_text(re.sub(r"^As a whole GPT-2 .*$", lambda found: made["summary"], path.read_text(), flags=re.M))
 
     (registered,) = read_studies(ROOT / "results" / "table1")
     (longer,) = read_studies(ROOT / "results" / "compression")
     save(evidence.picture(registered, longer), DOCS / "evidence.png")
-    write(path, {"evidence": evidence.evidence_markdown(registered, longer)})
-    blocks = {"table": table1_markdown(registered), "verdicts": evidence.verdicts_markdown(registered)}
+    layers = (rows_of("layer"), rows_of("narrow/layer"), rows_of("small/layer"))
+    speed = f"{bench_tables.speed_markdown(*layers)}\n{made['summary']}"
+    write(ROOT / "README.md", {"standing": evidence.standing_markdown(registered, longer), "speed": speed})
+    write(DOCS / "benchmark.md", benchmark_blocks())
+    blocks = {"evidence": evidence.evidence_markdown(registered, longer)}
+    blocks |= {"table": table1_markdown(registered), "verdicts": evidence.verdicts_markdown(registered)}
     blocks["searches"] = searches_markdown(registered, longer)
     blocks |= {"compression": table1_markdown(longer), "compression verdicts": evidence.longer_markdown(registered, longer)}
     write(DOCS / "reproduction.md", blocks)
@@ -41,17 +42,27 @@ def main() -> None:
     save(task_document.picture(studies), DOCS / "tasks.png")
     write(DOCS / "tasks.md", task_document.document_blocks(studies))
 
-    write(DOCS / "design.md", {"steps": bench_tables.steps_markdown(read_steps(ROOT / "results" / "bench" / "steps"))})
-
     compiled = (json.loads((ROOT / "results" / "bench" / f"{n}.json").read_text()) for n in ("kernels", "kernel_sizes"))
     write(DOCS / "gpu.md", gpu.document_blocks(*compiled))
 
-    (rates,) = read_studies(ROOT / "results" / "rates")
-    write(DOCS / "training.md", {"rates": rates_markdown(rates)})
+    (rates,), (trained,) = (read_studies(ROOT / "results" / name) for name in ("rates", "train"))
+    write(DOCS / "training.md", {"rates": rates_markdown(rates), "trained": training_markdown(trained)})
 
 
-def read_steps(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    return {path.stem: json.loads(path.read_text())["rows"] for path in sorted(folder.glob("*.json"))}
+def benchmark_blocks() -> dict[str, str]:
+    """What docs/benchmark.md prints, by the names of its blocks."""
+    return {
+        "layer": bench_tables.layer_markdown(rows_of("layer")),
+        "bfloat16": bench_tables.layer_markdown(rows_of("bfloat16/layer")),
+        "profile": bench_tables.profile_markdown(rows_of("profile")),
+        "decode": bench_tables.decode_markdown(rows_of("decode")),
+    }
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """Of a benchmark."""
+    rows: list[dict[str, Any]] = json.loads((ROOT / "results" / "bench" / f"{name}.json").read_text())["rows"]
+    return rows
 
 
 def write(path: Path, blocks: Mapping[str, str]) -> None:

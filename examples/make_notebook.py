@@ -1,6 +1,6 @@
-"""Write streaming.ipynb from streaming.py: its cells, executed.
+"""Write the notebooks from their scripts, with their cells executed: first_steps.ipynb and streaming.ipynb.
 
-python examples/make_notebook.py
+python examples/make_notebook.py [FOLDER]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import nbformat
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
-SCRIPT = Path(__file__).with_name("streaming.py")
+SCRIPTS = [Path(__file__).with_name(f"{name}.py") for name in ("first_steps", "streaming")]
 
 
 def cells(script: str) -> list[tuple[str, str]]:
@@ -41,6 +41,7 @@ def execute(notebook: nbformat.NotebookNode) -> None:
 
 
 if __name__ == "__main__":
-    notebook = make(SCRIPT.read_text(encoding="utf-8"))
-    execute(notebook)
-    nbformat.write(notebook, sys.argv[1] if len(sys.argv) > 1 else SCRIPT.with_suffix(".ipynb"))
+    for script in SCRIPTS:
+        notebook = make(script.read_text(encoding="utf-8"))
+        execute(notebook)
+        nbformat.write(notebook, Path(sys.argv[1] if len(sys.argv) > 1 else script.parent) / f"{script.stem}.ipynb")

@@ -1,4 +1,4 @@
-"""HyperGLU inside a small GPT of one's own: the attention of every block is swapped, the rest of the model stays.
+"""HyperGLU inside your own small GPT: the attention of every block is swapped, the rest of the model stays.
 
 python examples/own_gpt.py                      HyperGLU
 python examples/own_gpt.py --mixer softmax      softmax attention, to compare

@@ -1,4 +1,4 @@
-"""A mixer of one's own, through every law of the contract, and then on a task beside softmax attention.
+"""Your own mixer, through every law of the contract, and then on a task beside softmax attention.
 
     python examples/own_mixer.py
 

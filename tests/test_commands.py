@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +53,21 @@ def test_help_lists_commands_in_the_order_of_use_and_shows_no_type_of_a_flag() -
         assert done.exit_code == 0
         assert "bool" not in done.output, path
     assert all(name in shown for name in ALIASES)
+
+
+def test_the_reference_of_the_site_has_every_command_and_option() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    made = runpy.run_path(str(docs / "command_line.py"))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=made["PAGE"]))
+    text = made["on_page_markdown"]((docs / made["PAGE"]).read_text(), page=page)
+    assert made["PLACE"] not in text
+    for path, command in leaves(ROOT):
+        (section,) = re.findall(rf"^##+ hypermlp {' '.join(path)}\n(.*?)(?=^##|\Z)", text, re.M | re.S)
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                assert f"`{', '.join([*parameter.opts, *parameter.secondary_opts])}`" in section
+    assert "[bold]" not in text
+    assert "docs/command_line.py" in (docs.parent / "mkdocs.yml").read_text()
 
 
 @pytest.mark.parametrize("alias", ALIASES)

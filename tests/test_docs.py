@@ -5,6 +5,8 @@ a file (`# my_mixer.py`) is written there too. Commands get the options of SMALL
 what is large or needs a cluster. A command of a new kind needs an entry in SMALL, or in ELSEWHERE with the file that runs it.
 """
 
+import ast
+import importlib
 import re
 import runpy
 import shlex
@@ -23,6 +25,8 @@ from hypermlp.cli.app import ALIASES
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+OTHERS = ("README.md", "RELEASING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")
+EVERYWHERE = [*DOCUMENTS, *(ROOT / name for name in OTHERS)]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 TRAIN = (
@@ -72,6 +76,20 @@ ELSEWHERE = {  # too long for here: which file runs it
     "ruff format": ".ci/run",
     "mypy": ".ci/run",
     "mkdocs": ".ci/run",
+}
+
+
+# How blocks of a language are tested; what is not run has a reason.
+KINDS = {
+    "bash": "run here",
+    "python": "run here",
+    "py": "run by tests/models/test_clients.py, in a process of its own; guides of BY_HAND there need packages that tests lack",
+    "sh": "as py",
+    "yaml": "data that tests/models/test_clients.py writes",
+    "json": "data that tests/models/test_clients.py writes",
+    "text": "not run: needs a cluster or a registered study; the options are checked",
+    "console": "not run: needs a network, or minutes; the options are checked",
+    "bibtex": "not code",
 }
 
 
@@ -155,13 +173,46 @@ def test_the_blocks_run_as_printed(document: Path, folder: Path) -> None:
 
 
 def inline() -> list[tuple[str, str]]:
-    """Commands within sentences, and those for clusters (```text)."""
-    documents = [*DOCUMENTS, ROOT / "README.md"]
-    found = [(path.name, text) for path in documents for text in re.findall(r"`(hypermlp [^`|…]+)`", path.read_text())]
+    """Commands within sentences, and in blocks that are not run."""
+    found = [(path.name, text) for path in EVERYWHERE for text in re.findall(r"`(hypermlp [^`|…]+)`", path.read_text())]
     plain = [
-        (path.name, block) for path in DOCUMENTS for block in re.findall(r"^```text\n(.*?)^```", path.read_text(), re.M | re.S)
+        (path.name, block.replace("\\\n", " "))
+        for path in EVERYWHERE
+        for block in re.findall(r"^```(?:text|console)\n(.*?)^```", path.read_text(), re.M | re.S)
     ]
     return found + [(name, text) for name, block in plain for text in re.findall(r"\bhypermlp (?:[^#\n]*\S)", block)]
+
+
+@pytest.mark.parametrize("document", EVERYWHERE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_block_is_of_a_kind_that_is_tested_or_has_a_reason(document: Path) -> None:
+    fences = re.findall(r"^```(.*)$", document.read_text(), re.M)
+    assert len(fences) % 2 == 0
+    assert set(fences[::2]) <= set(KINDS), "say in KINDS how such a block is tested"
+
+
+@pytest.mark.parametrize("guide", sorted((ROOT / "docs" / "clients").glob("*.md")), ids=lambda path: path.stem)
+def test_what_a_guide_takes_from_this_package_exists(guide: Path) -> None:
+    """Also of guides whose other packages are not installed here."""
+    for block in re.findall(r"^```py\n(.*?)^```", guide.read_text(), re.M | re.S):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("hypermlp"):
+                module = importlib.import_module(str(node.module))
+                assert [name.name for name in node.names if not hasattr(module, name.name)] == []
+
+
+@pytest.mark.parametrize("document", EVERYWHERE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(document: Path) -> None:
+    for target, heading in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)\s]+))?\)", document.read_text()):
+        path = (document.parent / target).resolve() if target else document
+        assert path.exists(), target
+        if heading:
+            heads = re.findall(r"^#+ (.*)$", path.read_text(), re.M)
+            assert heading in {slug(head) for head in heads}, f"{target} has no heading {heading}"
+
+
+def slug(head: str) -> str:
+    """A heading as the anchor that GitHub and mkdocs make of it."""
+    return re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("document, command", inline())

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import tomllib
+from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 
@@ -88,6 +89,18 @@ def test_the_pins_are_sorted_and_exact() -> None:
     names = [canonicalize_name(line.split("==")[0]) for line in LINES]
     assert names == sorted(set(names))
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._]+", line) for line in LINES)
+
+
+def test_an_archive_of_the_source_holds_all_that_the_tests_read() -> None:
+    """Whatever a test opens below the top of a checkout is in the archive, so that an unpacked one passes its own tests."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    kept = [*build["sdist"]["include"], "README.md", "LICENSE", "pyproject.toml"]  # the last three in any case
+    read = re.compile(r'(?:ROOT|parents\[\d\]|parent\.parent)\)? / "([^"]+)"')
+    opened = {name for path in (ROOT / "tests").rglob("*.py") for name in read.findall(path.read_text())}
+    opened = {name for name in opened if (ROOT / name).exists()}
+    assert {"results", ".ci", ".github", "docs"} <= opened
+    assert not [name for name in sorted(opened) if not any(fnmatch(name, pattern) for pattern in kept)]
+    assert build["wheel"]["only-include"] == ["src/hypermlp", "src/hyperglu.py"], "with the bundled models"
 
 
 def test_the_version_has_one_source() -> None:

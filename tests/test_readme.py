@@ -2,12 +2,14 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from hypermlp.report.bench_tables import decode_markdown, layer_markdown, mixers_markdown, model_markdown, steps_markdown
-from hypermlp.report.evidence import evidence_markdown, longer_markdown, verdicts_markdown
+from hypermlp.report.bench_tables import mixers_markdown, model_markdown, speed_markdown
+from hypermlp.report.evidence import evidence_markdown, longer_markdown, standing_markdown, verdicts_markdown
 from hypermlp.report.markdown import fill
 from hypermlp.report.searches import searches_markdown
 from hypermlp.report.table1 import rate_losses, rates_markdown, table1_markdown, training_markdown
@@ -45,8 +47,6 @@ def test_the_set_up_is_two_commands_where_the_checks_look_for_them() -> None:
 
 def test_the_figures_are_those_of_the_results() -> None:
     for name, table, document in (
-        ("layer", layer_markdown, "README.md"),
-        ("decode", decode_markdown, "docs/benchmark.md"),
         ("mixers", mixers_markdown, "docs/mixers.md"),
         ("labels", mixers_markdown, "docs/mixers.md"),
         ("model", model_markdown, "docs/mixers.md"),
@@ -55,18 +55,24 @@ def test_the_figures_are_those_of_the_results() -> None:
         assert shown in (ROOT / document).read_text(), f"{document} should print\n{shown}"
 
 
-def test_the_steps_of_small_models_are_those_of_the_results() -> None:
-    runs = {path.stem: json.loads(path.read_text())["rows"] for path in (ROOT / "results" / "bench" / "steps").glob("*.json")}
-    document = (ROOT / "docs" / "design.md").read_text()
-    for line in steps_markdown(runs).splitlines():
-        assert line in document, "python docs/make_results.py writes the table anew"
+def test_the_benchmarks_are_those_of_the_results() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "make_results.py"))["benchmark_blocks"]()
+    document = (ROOT / "docs" / "benchmark.md").read_text()
+    assert fill(document, made) == document, "python docs/make_results.py writes the tables anew"
+    assert set(made) == {"layer", "bfloat16", "profile", "decode"}
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((ROOT / "results" / "bench" / f"{name}.json").read_text())["rows"]
+    return rows
 
 
 def test_the_costs_are_those_of_the_results() -> None:
     made = costs(read_folder(ROOT / "results" / "table5"))
     document = (ROOT / "docs" / "efficiency.md").read_text()
     assert fill(document, made) == document, "python docs/make_results.py writes the tables anew"
-    assert made["summary"] in README, "python docs/make_results.py writes the README's sentence anew"
+    speed = f"{speed_markdown(*map(rows_of, ('layer', 'narrow/layer', 'small/layer')))}\n{made['summary']}"
+    assert f"<!-- speed -->\n\n{speed}\n\n<!-- end -->" in README, "python docs/make_results.py writes the list anew"
 
 
 def test_the_tasks_are_those_of_the_results() -> None:
@@ -75,32 +81,28 @@ def test_the_tasks_are_those_of_the_results() -> None:
     assert fill(document, made) == document, "python docs/make_results.py writes the tables anew"
 
 
-def test_the_language_models_are_those_of_the_results() -> None:
-    (study,) = read_studies(ROOT / "results" / "train")
-    assert training_markdown(study) in README, f"the README should print\n{training_markdown(study)}"
-
-
 def test_the_learning_rates_are_the_best_of_those_tried() -> None:
-    (study,) = read_studies(ROOT / "results" / "rates")
+    (study,), (final,) = (read_studies(ROOT / "results" / name) for name in ("rates", "train"))
     document = (ROOT / "docs" / "training.md").read_text()
-    assert fill(document, {"rates": rates_markdown(study)}) == document, "python docs/make_results.py writes the table anew"
+    made = {"rates": rates_markdown(study), "trained": training_markdown(final)}
+    assert fill(document, made) == document, "python docs/make_results.py writes the tables anew"
     found = rate_losses(study)
     assert RATES["tiny"] == {mixer: min(losses, key=lambda rate: losses[rate]) for mixer, losses in found.items()}
     for mixer, losses in found.items():
         assert min(losses) < RATES["tiny"][mixer] < max(losses), f"the best rate of {mixer} is at the end of its grid"
-    (final,) = read_studies(ROOT / "results" / "train")
     assert {record["mixer"]: record["lr"] for record in final.language} == RATES["tiny"]
 
 
 def test_the_evidence_is_that_of_the_registered_studies() -> None:
     (study,), (longer,) = (read_studies(ROOT / "results" / name) for name in ("table1", "compression"))
     blocks = {"table": table1_markdown(study), "verdicts": verdicts_markdown(study)}
+    blocks["evidence"] = evidence_markdown(study, longer)
     blocks |= {"compression": table1_markdown(longer), "compression verdicts": longer_markdown(study, longer)}
     blocks["searches"] = searches_markdown(study, longer)
     document = (ROOT / "docs" / "reproduction.md").read_text()
     assert fill(document, blocks) == document, "python docs/make_results.py writes the tables anew"
-    table = evidence_markdown(study, longer)
-    assert fill(README, {"evidence": table}) == README, "python docs/make_results.py writes the table anew"
+    table = f"<!-- standing -->\n\n{standing_markdown(study, longer)}\n\n<!-- end -->"
+    assert table in README, "python docs/make_results.py writes the table anew"
 
 
 def test_the_authors_quick_start_runs_verbatim() -> None:
@@ -108,7 +110,7 @@ def test_the_authors_quick_start_runs_verbatim() -> None:
 
 
 def test_the_readme_is_short_and_its_links_exist() -> None:
-    assert len(README.splitlines()) < 150
+    assert len(README.splitlines()) < 110
     for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
         for target in re.findall(r"\]\(((?!http)[^)#]+)[^)]*\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"

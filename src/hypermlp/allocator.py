@@ -1,4 +1,4 @@
-"""What becomes of freed memory: kept for the next step, or given back at once. It holds for a whole process, so programs ask.
+"""Freed memory: kept for the next step, or given back at once. It holds for a whole process, so programs ask.
 
 Only glibc listens; elsewhere nothing changes.
 """

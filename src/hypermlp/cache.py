@@ -50,8 +50,13 @@ class CacheSpec:
 class Cache:
     """Slots, states and recent inputs of one layer; made by the layer's new_cache.
 
-    slots: name → (B, room, …), where token t of a row lies at place t mod room. states: name → (B, …). inputs: the last `keep`
-    inputs of each row (B, keep, C), what convolutions need and what crop restores; a ring too, with one place for all rows.
+    Args:
+        spec: what the mixer remembers.
+        rewind: tokens that crop can always undo.
+        slots: name → (B, room, …), where token t of a row lies at place t mod room.
+        states: name → (B, …).
+        inputs: the last `keep` inputs of each row (B, keep, C), what convolutions need and what crop restores; a ring too, with
+            one place for all rows.
     """
 
     def __init__(
@@ -110,7 +115,12 @@ class Cache:
     # Used by layers
 
     def check(self, x: Tensor, spec: CacheSpec) -> None:
-        """Refuse a cache that was not made for this layer, batch and device."""
+        """Refuse a cache that was not made for this layer, batch and device.
+
+        Args:
+            x: the next input (B T C).
+            spec: what the layer remembers.
+        """
         self._leave_inference_mode()
         if self.spec != spec:
             raise ValueError(
@@ -309,7 +319,11 @@ class Cache:
         self.seen = left
 
     def check_crop(self, length: int | Sequence[int]) -> tuple[list[int], list[int]]:
-        """Tokens that `crop` would leave of each row and take back; raises a ValueError where it cannot."""
+        """Tokens that `crop` would leave of each row and take back; raises a ValueError where it cannot.
+
+        Args:
+            length: how many tokens shall be left, of all rows or of each.
+        """
         lengths = list(length) if isinstance(length, Sequence) else [int(length)] * self.batch_size
         if len(lengths) != self.batch_size or min(lengths, default=0) < 0:
             raise ValueError(f"length ({length}) must be at least 0, one for all {self.batch_size} rows or one for each")
@@ -375,7 +389,7 @@ class Cache:
         return caches[0]._with({name: torch.cat([p[name] for p in parts]) for name in parts[0]})
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of everything it holds, one row of each tensor per row of the batch, ready for safetensors or torch.save."""
+        """A copy of all tensors, one row of each per row of the batch, ready for safetensors or torch.save."""
         return {name: t.clone() for name, t in self._state().items()}
 
     def _state(self) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def choose_from(name: str, value: object, allowed: Collection[str]) -> None:
-    """Raise if `value` is not one of the `allowed` words, with the one that was probably meant."""
+    """Raise if `value` is not one of the `allowed` words, and suggest the one that was probably meant."""
     if value not in allowed:
         raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, allowed))}{did_you_mean(value, allowed)}")
 
@@ -22,7 +22,7 @@ def did_you_mean(value: object, allowed: Collection[str]) -> str:
 
 
 def divisible(name: str, value: int, by: int, why: str) -> None:
-    """Raise, naming the nearest values that would do, unless `value` is a positive multiple of `by`."""
+    """Raise unless `value` is a positive multiple of `by`, and suggest the nearest ones."""
     if value % by:
         below = value - value % by
         remedy = f"{below} or {below + by}" if below else str(by)

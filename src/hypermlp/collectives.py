@@ -1,4 +1,4 @@
-"""What processes that share one layer say to each other, and which of a sequence's rows each of them has.
+"""What processes that share one layer send each other, and which rows of a sequence each has.
 
 Letters: B batch, T time, n processes.
 """
@@ -46,6 +46,11 @@ def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return total
 
 
+def total(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The sum over processes that each go on with it in another way; x itself where there is one process (None)."""
+    return x if group is None else cast("Tensor", SumGradient.apply(Sum.apply(x, group), group))
+
+
 class Gather(torch.autograd.Function):
     """x of all processes (n …); the gradient of each is the sum of what all processes have for it."""
 
@@ -61,6 +66,46 @@ class Gather(torch.autograd.Function):
         d_x = d_found.new_empty(d_found.shape[1:])
         dist.reduce_scatter(d_x, list(d_found.contiguous().unbind()), group=ctx.group)
         return d_x, None
+
+
+class HandOver(torch.autograd.Function):
+    """y as it is; `passed` are sent to a process, whose gradients of them come back before y's is used."""
+
+    @staticmethod
+    def forward(ctx: Any, group: dist.ProcessGroup, to: int, y: Tensor, *passed: Tensor) -> Tensor:
+        ctx.group, ctx.to, ctx.passed = group, to, [(t.shape, t.dtype) for t in passed]
+        wanted = torch.tensor([float(any(ctx.needs_input_grad))], device=y.device)
+        for t in (wanted, *passed):
+            dist.send(t.detach().contiguous(), group=group, group_dst=to)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Any, ...]:
+        d_passed = [d_y.new_empty(shape, dtype=dtype) for shape, dtype in ctx.passed]
+        for t in d_passed:
+            dist.recv(t, group=ctx.group, group_src=ctx.to)
+        return None, None, d_y, *d_passed
+
+
+class TakeOver(torch.autograd.Function):
+    """What a process sent, in tensors like `empty`; their gradients go back to it. `after`: computed before, and no input."""
+
+    @staticmethod
+    def forward(ctx: Any, group: dist.ProcessGroup, source: int, after: Tensor, *empty: Tensor) -> tuple[Tensor, ...]:
+        ctx.group, ctx.source = group, source
+        wanted = torch.zeros(1, device=after.device)
+        found = tuple(torch.empty_like(t) for t in empty)
+        for t in (wanted, *found):
+            dist.recv(t, group=group, group_src=source)
+        if not wanted.item():
+            ctx.mark_non_differentiable(*found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *d_found: Tensor) -> tuple[Any, ...]:
+        for t in d_found:
+            dist.send(t.contiguous(), group=ctx.group, group_dst=ctx.source)
+        return (None, None, None, *(None for _ in d_found))
 
 
 @dataclass(frozen=True)
@@ -122,6 +167,37 @@ class Rows:
         if not torch.is_grad_enabled():
             return compute(*inputs)
         return cast("Tensor", checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=False))
+
+    def in_turn(
+        self,
+        x: Tensor,
+        compute: Callable[[int, Tensor, tuple[Tensor, ...] | None], tuple[Tensor, tuple[Tensor, ...]]],
+        empty: Callable[[], tuple[Tensor, ...]],
+    ) -> Tensor:
+        """y (B T …) of the two pieces of x (B T …), where each begins with what the piece before it, in time, has left.
+
+        Processes wait for each other: forward the first piece is first, backward the last.
+
+        Args:
+            x: this process's rows.
+            compute: from a piece's number, its rows and what the piece before it left (None: it is the first) to its y and what
+                it leaves.
+            empty: tensors like those that a piece leaves.
+        """
+        rank, last = self.group.rank(), 2 * self.group.size() - 1
+        found: list[Tensor] = []
+        left: tuple[Tensor, ...] | None = None
+        for piece, part in zip(self.pieces, x.chunk(2, dim=1), strict=True):
+            source, to = (min(other, last - other) for other in (piece - 1, piece + 1))
+            if piece > 0 and source != rank:  # the gradient of what was handed over before is asked for after this one's
+                after = torch.zeros((), device=x.device, requires_grad=torch.is_grad_enabled())
+                after = found[-1] if found and found[-1].requires_grad else after
+                left = TakeOver.apply(self.group, source, after, *empty())
+            y, left = compute(piece, part, left)
+            if piece < last and to != rank:
+                y = cast("Tensor", HandOver.apply(self.group, to, y, *left))
+            found.append(y)
+        return torch.cat(found, dim=1)
 
     def places(self, length: int, device: torch.device) -> Tensor:
         """Where in time the rows of the two stacked pieces of `length` lie (2 length)."""

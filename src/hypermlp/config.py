@@ -22,6 +22,9 @@ Impl = Literal["auto", "dense", "chunked", "native", "triton"]
 
 END = "<|endoftext|>"  # the token that ends a document
 INIT_STD = 0.02  # of weights, appendix L
+# The standard deviation that the weights of mixers' linear layers begin with. torch: uniform, as nn.Linear begins, of
+# 1 / √(3 inputs); width: 1 / √width of the model.
+InitScale = Literal["0.02", "torch", "width"]
 ROPE_BASE = 10000.0
 TAPS = 4  # of convolutions, the current token included, appendix L
 IGNORED = -100  # the target that losses and scores leave out, as torch's cross entropy does
@@ -153,7 +156,11 @@ class HyperGLUConfig:
         return self.block_size + self.registers
 
     def replace(self, **changes: Any) -> HyperGLUConfig:
-        """The same configuration with some fields changed, checked again."""
+        """The same configuration with some fields changed, checked again.
+
+        Args:
+            changes: field=value.
+        """
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:

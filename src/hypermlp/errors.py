@@ -1,4 +1,4 @@
-"""The errors that are neither bad values nor defects."""
+"""Errors that are neither bad values nor defects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eval mode for as long as a model is scored or writes."""
+"""Eval mode while a model is scored or generates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode, without dropout; afterwards, whatever happened, every module is in the mode that it had."""
+    """Eval mode, without dropout; afterwards every module is back in its former mode, even after an error."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

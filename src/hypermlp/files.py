@@ -146,7 +146,7 @@ def refuse_foreign(path: Path, own: Sequence[str] | None = OWN, *, force: bool =
 
 
 def write_own(path: Path, text: str, own: Sequence[str] | None = OWN, *, force: bool = False) -> None:
-    """Write a file whole, in place of none but our own."""
+    """Write a file whole; only a file of our own may be replaced."""
     refuse_foreign(path, own, force=force)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text.encode())
@@ -161,7 +161,7 @@ def file_sha256(path: Path) -> str:
 
 
 def delete(path: Path) -> None:
-    """Remove a folder with all that is in it, or a file; of a link, the link alone. What does not exist is no error."""
+    """Remove a file, or a folder with its content; of a link, only the link. A missing path is no error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

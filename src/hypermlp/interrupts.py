@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: noted instead of dying of them in the middle of a line."""
+"""Ctrl-C and SIGTERM: noted, so that a program does not end in the middle of a line."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def machine() -> dict[str, Any]:
 def provenance(seed: int | None = None) -> dict[str, Any]:
     """The machine, the commit of the source and the command line, for the head of a result file."""
     return {
-        "command": " ".join(["hypermlp", *map(without_folder, sys.argv[1:])]),
+        "command": " ".join([program(), *map(without_folder, sys.argv[1:])]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "seed": seed,
@@ -39,8 +39,14 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
     }
 
 
+def program() -> str:
+    """How the running program is called: the command, or a script of one's own."""
+    name = Path(sys.argv[0]).name
+    return f"python {name}" if name.endswith(".py") and name != "__main__.py" else "hypermlp"
+
+
 def without_folder(argument: str) -> str:
-    """A result does not tell where things lie on the machine that made it."""
+    """Without paths of the machine that made it."""
     return Path(argument).name if Path(argument).is_absolute() else argument
 
 

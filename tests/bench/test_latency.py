@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import assert_same
-from hypermlp.bench.latency import RingAttention, Stream, in_turns, summary
+from hypermlp.bench.latency import COLD, RingAttention, Stream, in_turns, summary
 from hypermlp.mixers import SoftmaxAttention
 
 
@@ -31,13 +31,13 @@ def test_percentiles_deadlines_and_trace() -> None:
     assert found["first_ms"] == 500
 
 
-def test_every_stream_takes_every_step() -> None:
-    taken = [0, 0]
-
-    def step(which: int) -> None:
-        taken[which] += 1
-
-    streams = [Stream(0, lambda: step(0), 0, 0), Stream(0, lambda: step(1), 0, 0)]
-    times = in_turns(streams, 33, "", lambda text: None)
+@pytest.mark.parametrize("turn", [1, 5])
+def test_every_stream_takes_every_step(turn: int) -> None:
+    taken: list[int] = []
+    streams = [Stream(0, lambda n=n: taken.append(n), 0, 0) for n in range(2)]
+    times = in_turns(streams, 33, turn, "", lambda text: None)
     assert [len(own) for own in times] == [33, 33]
-    assert min(taken) > 33  # the first tokens of a turn do not count
+    if turn == 1:  # nothing is left of the caches that a stream has filled
+        assert taken == [0, 1] * 33
+    else:  # the first tokens of a turn do not count
+        assert taken[: 2 * (COLD + 5)] == [0] * (COLD + 5) + [1] * (COLD + 5)

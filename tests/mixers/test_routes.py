@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -104,7 +106,11 @@ ALL_CHANGES = [*((change, name) for change in CHANGES for name in MODULES), *((w
 
 
 def changed(change: Callable[[nn.Module, str, nn.Module], None], name: str) -> HyperGLU:
+    """A layer that was used on every route, and then changed."""
     layer = usual().eval()
+    for shape in SHAPES.values():
+        layer(torch.zeros(shape)[:, :26])
+    in_steps(layer, torch.zeros(2, 3, 64), 1, 1, 1)
     parent, _, leaf = name.rpartition(".")
     owner = layer.get_submodule(parent)
     change(owner, leaf, getattr(owner, leaf))
@@ -161,6 +167,30 @@ def test_a_changed_module_changes_every_route_alike(change: Callable[..., None],
         assert (expected["y"] - unchanged(x, impl="dense")).norm() > 1e-3 * expected["y"].norm()
     expected = layer(x[:, :20], impl="dense").detach()
     assert_same(in_steps(layer, x, 5, 1, 1, 6, 1, 1, 1, 1, 1, 1, 1), expected, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["q", "conv_k", "op2"])
+def test_replaced_numbers_are_read(name: str) -> None:
+    layer = usual().eval()
+    x, d_y = (randn(*SHAPES["whole"], seed=n, dtype=torch.float32) for n in range(2))
+    before = layer(x).detach()
+    parameter = layer.get_submodule(name).weight if name != "op2" else layer.op2.A
+    parameter.data = 2 * parameter.data
+    assert_same(run_layer(layer, x, d_y, impl="native"), run_layer(layer, x, d_y, impl="dense"), 1e-4)
+    y = layer(x)
+    parameter.data = parameter.data / 2  # between forward and backward, which reads the new numbers as every module does
+    y.backward(d_y)
+    assert torch.equal(layer(x), before)
+
+
+def test_what_was_found_out_about_a_layer_dies_with_it() -> None:
+    layer = usual().eval()
+    layer(torch.zeros(SHAPES["whole"]))
+    in_steps(layer, torch.zeros(2, 3, 64), 1, 1, 1)
+    gone = weakref.ref(layer)
+    del layer
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("name", ["q", "conv_k", "op2"])

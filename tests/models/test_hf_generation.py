@@ -64,7 +64,7 @@ def test_sampling_is_the_same_with_and_without_a_cache(mixer: str | tuple[str, .
     assert write(model, prompt, do_sample=True, top_k=1) == write(model, prompt)
 
 
-@pytest.mark.parametrize("mixer", ["hyperglu", ("hyperglu", "softmax")], ids=str)
+@each_memory
 def test_assisted_decoding_is_greedy_decoding(mixer: str | tuple[str, ...]) -> None:
     _, model = pair(mixer=mixer)
     prompt = some_tokens(1, 5)
@@ -76,14 +76,40 @@ def test_assisted_decoding_is_greedy_decoding(mixer: str | tuple[str, ...]) -> N
     assert write(model, prompt, 30, prompt_lookup_num_tokens=3) == greedy
 
 
-def test_assisted_decoding_is_refused_where_tokens_cannot_be_taken_back() -> None:
-    _, one_way = pair(mixer=("softmax", "gla"))
-    _, model = pair()
-    for options in ({"assistant_model": model}, {"prompt_lookup_num_tokens": 3}):
-        with pytest.raises(ValueError, match="assisted decoding takes tokens back, and a recurrent mixer cannot"):
-            write(one_way, some_tokens(1, 5), **options)
-    with pytest.raises(ValueError, match="a recurrent mixer cannot"):
-        write(model, some_tokens(1, 5), assistant_model=one_way)
+def test_a_state_goes_back_to_the_last_crop() -> None:
+    _, model = pair(mixer=("softmax", "gated_deltanet", "path"))
+    tokens, more = some_tokens(2, 9), some_tokens(2, 3, seed=1)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :2] = mask[1, 8] = 0
+
+    def read(new: Tensor, cache: HyperCache) -> Tensor:
+        past = cache.get_seq_length()
+        with torch.no_grad():
+            return model(new, attention_mask=mask[:, : past + new.shape[1]], past_key_values=cache).logits
+
+    plain, cache = model.generation_cache(), model.generation_cache()
+    read(tokens[:, :7], plain)
+    expected = read(more, plain)
+    assert not cache.is_croppable
+    read(tokens[:, :4], cache)
+    cache.activate_past_recording()
+    assert cache.is_croppable
+    for part in tokens[:, 4:].split([2, 1, 2], 1):
+        read(part, cache)
+    copied = copy.deepcopy(cache)
+    cache.crop(-2)
+    assert cache.get_seq_length() == 7
+    again = copy.deepcopy(cache)
+    assert_same(read(more, cache), expected)
+    cache.crop(-3)
+    assert_same(read(more, cache), expected)
+    assert_same(read(more, again), expected)
+    for held in (cache, copied):
+        with pytest.raises(ValueError, match="cannot crop by 4 tokens: a state goes back to the last crop at most"):
+            held.crop(-4)
+    cache.stop_past_recording()
+    with pytest.raises(ValueError, match="cannot crop"):
+        cache.crop(-1)
 
 
 @each_memory

@@ -20,6 +20,7 @@ from hypermlp.collectives import Rows
 from hypermlp.mixers import MIXERS, Mixer, build_mixer
 from hypermlp.models.generate import generate
 from hypermlp.models.lm import token_loss
+from hypermlp.models.parallel import in_blocks, unstacked
 
 WIDTH, LENGTH, T = 64, 24, 32  # longer than HyperGLU's window
 SHAPES = {2: [{"tp": 2}, {"cp": 2}], 4: [{"tp": 4}, {"cp": 4}, {"cp": 2, "tp": 2}, {"dp": 2, "tp": 2}]}
@@ -36,11 +37,9 @@ OPTIONS = [
     {"registers": 3},
 ]
 AT_FOUR = [{}, {"n_head": 2}]
-BY_HEADS = {
-    "deltanet", "deltanet_neg", "differential", "forgetting", "gated_softmax", "gla", "hyperglu", "hypermlp", "kda", "linear",
-    "relu", "softmax", "softmax_qknorm",
-}  # fmt: skip
-BY_ROWS = {"gated_softmax", "hyperglu", "hypermlp", "relu", "softmax", "softmax_qknorm"}
+AT_FOUR_MIXERS = ("hyperglu", "softmax", "gated_deltanet", "mamba", "mamba2", "retnet")
+NOT_BY_ROWS = {"differential", "forgetting", "path"}
+HYBRID, RECURRENT = ("hyperglu", "softmax", "hypermlp"), ("gated_deltanet", "softmax", "mamba2")
 Found = dict[tuple[str, str], dict[str, float] | str]
 
 
@@ -56,9 +55,11 @@ def gathered(x: Tensor, mesh: dist.DeviceMesh) -> Tensor:
 
 def differences(found: nn.Module, expected: dict[str, Tensor]) -> dict[str, float]:
     """How far all gradients are from the expected, in the order of named_parameters."""
-    named = dict(found.named_parameters())
+    joined, named = in_blocks(found), dict(found.named_parameters())
     assert list(named) == list(expected)
-    return {name: error(p.grad.full_tensor().reshape(expected[name].shape), expected[name]) for name, p in named.items()}
+    whole = {name: p.grad.full_tensor() for name, p in named.items()}
+    whole |= {name: unstacked(whole[name], cut) for name, cut in joined.items()}
+    return {name: error(grad, expected[name]) for name, grad in whole.items()}
 
 
 def is_identity(mixer: Mixer) -> bool:
@@ -93,9 +94,8 @@ def compare(make: Callable[[], Mixer], shape: dict[str, int], dtype: torch.dtype
         return str(refusal)
 
 
-def compare_models(style: str, shape: dict[str, int]) -> dict[str, float] | str:
+def compare_models(style: str, shape: dict[str, int], mixers: tuple[str, ...] = HYBRID) -> dict[str, float] | str:
     torch.manual_seed(0)
-    mixers = ("hyperglu", "softmax", "hypermlp")
     config = ModelConfig(vocabulary=31, width=32, depth=3, length=LENGTH, mixer=mixers, heads=4, style=style, inner=32)
     model, mesh = perturb(LanguageModel(config)).double(), make_mesh(shape)
     tokens = torch.randint(31, (4, LENGTH + 1), generator=torch.Generator().manual_seed(0))
@@ -143,7 +143,7 @@ def process(rank: int, count: int, port: int, folder: str) -> None:
     found: Found = {}
     for shape in SHAPES[count]:
         where = name_of(shape)
-        for name in sorted(MIXERS) if count == 2 else ("hyperglu", "softmax"):
+        for name in sorted(MIXERS) if count == 2 else AT_FOUR_MIXERS:
             heads = 4 if MIXERS[name].heads else None
             found[name, where] = compare(lambda: build_mixer(name, WIDTH, LENGTH, heads=heads), shape, torch.float32)  # noqa: B023
         for options in OPTIONS if count == 2 else AT_FOUR if len(shape) == 1 else ():
@@ -153,6 +153,7 @@ def process(rank: int, count: int, port: int, folder: str) -> None:
             found[change, where] = compare_changed(change, shape)
         for style in ("llama", "gpt2") if count == 2 else ("llama",):
             found[style, where] = compare_models(style, shape)
+        found["recurrent", where] = compare_models("llama", shape, RECURRENT)
     torch.save(found, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -171,7 +172,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def cases(results: list[Found], names: Iterable[str]) -> list[tuple[str, str, dict[str, float] | str]]:
     wanted = set(names)
     chosen = [(name, where, found) for result in results for (name, where), found in result.items() if name in wanted]
-    at_four = {"hyperglu", "softmax", "llama", *map(str, AT_FOUR)}
+    at_four = {*AT_FOUR_MIXERS, "llama", "recurrent", *map(str, AT_FOUR)}
     assert {name for name, _, _ in chosen} == (wanted if len(results) == 2 else wanted & at_four)
     return chosen
 
@@ -190,8 +191,7 @@ def assert_refused(found: dict[str, float] | str, *where: str) -> None:
 
 def test_every_mixer_is_equal_or_refuses(results: list[Found]) -> None:
     for name, where, found in cases(results, MIXERS):
-        fits = name in BY_ROWS or (name in BY_HEADS and "cp" not in where)
-        if fits:
+        if name not in NOT_BY_ROWS or "cp" not in where:
             assert_equal(found, name, where, tolerance=1e-5)
         else:
             assert_refused(found, name, where)
@@ -205,13 +205,13 @@ def test_every_option_of_hyperglu_is_equal_or_refused(results: list[Found]) -> N
 
 
 def test_models_are_equal_or_refused(results: list[Found]) -> None:
-    for name, where, found in cases(results, ["llama", "gpt2"]):
+    for name, where, found in cases(results, ["llama", "gpt2", "recurrent"]):
         (assert_refused if name == "gpt2" and "cp" in where else assert_equal)(found, name, where)
 
 
 def test_changed_layers_are_refused(results: list[Found]) -> None:
     for result in results[:2] if len(results) == 2 else ():
-        for change, said in (("adapter", "has been changed"), ("hook", "would hear nothing"), ("weights", "make tp=1")):
+        for change, said in (("adapter", "has been changed"), ("hook", "would hear nothing"), ("weights", "set tp=1")):
             assert said in str(result[change, "tp=2"])
 
 

@@ -33,7 +33,6 @@ MIXERS = ("hyperglu", "gated_deltanet", "softmax")
 FOLDER, PROCESSES = "TRANSFORMERS_SUITE", "TRANSFORMERS_SUITE_PROCESSES"  # of the tests; whether those on two processes run
 NEEDED = ("test_modeling_common.py", "causal_lm_tester.py", "generation/test_utils.py", "exporters", "pipelines", "utils")
 PAGE = Path(__file__).parents[2] / "docs" / "clients" / "hugging-face.md"
-TAKES_BACK = "assisted decoding takes tokens back, and a recurrent state cannot"
 # What a skip says, as patterns, and what that means for these models.
 MEANS = {
     r"Flash|flash_attn|flash attention|attention mask API|test requires.*kernels": "flash attention is not used",
@@ -50,7 +49,6 @@ MEANS = {
     r"attentions|SDPA|sdpa": "no weights of single tokens: a state has none",
     r"sequence-to-sequence|question answering|encoder": "no such head",
     r"position embeddings|sliding window|recurrent layer types|prioritized|padding": "asks for options that these models lack",
-    re.escape(TAKES_BACK): TAKES_BACK,
 }
 
 
@@ -95,16 +93,6 @@ class OwnCache:
             torch.testing.assert_close(state, others[name])
 
 
-class NoTakingBack:
-    """Assisted decoding, which a recurrent mixer refuses."""
-
-    def _skip(self) -> None:
-        self.skipTest(TAKES_BACK)  # type: ignore[attr-defined]
-
-    test_assisted_decoding_matches_greedy_search_0_random = test_assisted_decoding_matches_greedy_search_1_same = _skip
-    test_assisted_decoding_sample = _skip
-
-
 def make_classes(suite: ModuleType) -> dict[str, type]:
     """A class of tests for every mixer."""
     from hypermlp.models import hf
@@ -120,7 +108,7 @@ def make_classes(suite: ModuleType) -> dict[str, type]:
     for mixer in MIXERS:
         recurrent = mixer == "gated_deltanet"
         tester = type(f"Tester_{mixer}", (suite.CausalLMModelTester,), {**models, "mixer": mixer})
-        bases = (*((NoTakingBack,) if recurrent else ()), OwnCache, suite.CausalLMModelTest, unittest.TestCase)
+        bases = (OwnCache, suite.CausalLMModelTest, unittest.TestCase)
         facts = {"model_tester_class": tester, "has_attentions": not recurrent, "__module__": __name__}
         made[f"Test_{mixer}"] = type(f"Test_{mixer}", bases, facts)
     return made

@@ -13,6 +13,7 @@ from helpers import assert_same, make_problem, randn
 from hypermlp import HyperGLU
 from hypermlp.ops import native
 from hypermlp.ops.native import kernels
+from hypermlp.ops.native.layer import WholeCall
 from hypermlp.ops.parameters import LayerParameters, LayerShape, LinearWeights, StepParameters
 from hypermlp.ops.registered import Inputs, flatten
 
@@ -119,10 +120,10 @@ def test_layer(usual: HyperGLU) -> None:
     x = randn(3, 9, 64, dtype=FLOAT)
     names = f"x {' '.join(p._fields)}"
     together = ("conv_k along 1", "conv_v along 1")  # one alone disagrees with the other
-    refused(lambda x, *t: native.layer.forward(x, LayerParameters(*t), shape), names, x, *p, free=("x along 0", "x along 1"))
-    y, kept = native.layer.forward(x, p, shape)
-    wanted = LayerParameters._make(t is not None for t in p)
-    refused(lambda d, k: native.layer.backward(d, x, k, p, shape, wanted), "d_y kept", y, kept)
+    refused(lambda x, *t: WholeCall(LayerParameters(*t), shape).forward(x), names, x, *p, free=("x along 0", "x along 1"))
+    call, wanted = WholeCall(p, shape), LayerParameters._make(t is not None for t in p)
+    y, kept = call.forward(x)
+    refused(lambda d, k: call.backward(d, x, k, wanted), "d_y kept", y, kept)
 
     k, v, past = randn(3, 6, 4, 32, dtype=FLOAT), randn(3, 6, 2, 32, dtype=FLOAT), randn(3, 3, 64, dtype=FLOAT)
     spans = torch.tensor([[0, 0, 1, 0, 4], [1, 0, 1, 0, 6], [2, 0, 1, 1, 3]])
@@ -159,7 +160,7 @@ def test_a_layer_that_lacks_a_part_of_a_pair_is_refused(usual: HyperGLU) -> None
     for name in ("conv_k", "conv_v", "A1", "B1", "A2", "B2", "control1", "control2", "q", "k", "v", "o"):
         lacking = p._replace(**{name: None})
         with pytest.raises((ValueError, RuntimeError, AttributeError)):
-            native.layer.forward(x, lacking, usual.shape())
+            WholeCall(lacking, usual.shape()).forward(x)
         with pytest.raises((ValueError, RuntimeError, AssertionError)):
             step_of(lacking, usual.shape(), x[:, :1], k, v, torch.tensor([[0, 0, 1, 0, 4]]), past)
 

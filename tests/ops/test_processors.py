@@ -14,6 +14,7 @@ from helpers import make_problem
 from hypermlp.mixers.decode import step_parameters
 from hypermlp.ops import native
 from hypermlp.ops.native import kernels
+from hypermlp.ops.native.layer import WholeCall
 from hypermlp.ops.parameters import LayerParameters
 from hypermlp.ops.registered import Inputs, flatten_mixing
 
@@ -50,7 +51,8 @@ def calls() -> dict[str, Callable[[], object]]:
     p = LayerParameters._make(None if t is None else t.detach() for t in layer.tensors())
     x, shape, wanted = torch.randn(4, 96, 64), layer.shape(), LayerParameters._make(t is not None for t in p)
     joined, made = native.project.forward(x, None, p)
-    y, kept = native.layer.forward(x, p, shape)
+    whole = WholeCall(p, shape)
+    y, kept = whole.forward(x)
     problem = make_problem(T=60, L=60).to(torch.float32)
     mixings = (*flatten_mixing(problem.routing, False), *flatten_mixing(problem.reading, True))
     inputs = Inputs(problem.q, problem.k, problem.v, *mixings, None)
@@ -70,8 +72,8 @@ def calls() -> dict[str, Callable[[], object]]:
         "project backward": lambda: native.project.backward(made, joined, x, None, p, wanted),
         "scan forward": lambda: native.kernels.scan_forward(scanned, marks=True),
         "scan backward": lambda: native.kernels.scan_backward(ends[0], ends[1], scanned, ends[2]),
-        "layer forward": lambda: native.layer.forward(x, p, shape),
-        "layer backward": lambda: native.layer.backward(y, x, kept, p, shape, wanted),
+        "layer forward": lambda: whole.forward(x),
+        "layer backward": lambda: whole.backward(y, x, kept, wanted),
         "step": lambda: (past.zero_(), decoding.run(x[:, :1], spans, 0)),  # which joins the past
         "operator backward": lambda: kernels.backward(o, o, rho, inputs, problem.spec, None),
         "convolutions backward": lambda: native.kernels.convs_backward(x, x, x, p.conv_k, p.conv_v, None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from hypermlp.studies.mad import task_study, train
 from hypermlp.verdicts.claims import judge_claims
 from hypermlp.verdicts.estimates import Estimate
 from hypermlp.verdicts.folders import read_studies
+from hypermlp.verdicts.judged import judge_folder
 from made_up import language, mad, write
 
 VOID = {"meta", "line", "path", "polygon", "polyline", "circle"}  # without content, in HTML or as written in the SVG
@@ -120,8 +122,51 @@ def test_a_study_of_one_seed(tmp_path: Path) -> None:
     text = page_of(tmp_path)
     assert "one seed, no range or interval" in text
     assert "HyperGLU 50.0 %, softmax attention 50.0 % at compression" in text
+    assert re.search(r"S-pc is softmax attention, *G-cg-q-12o is HyperGLU *\.", text), (
+        "below the charts, whose lines have labels"
+    )
     assert "Claims of the paper: ? 2 undecided … 5 not run" in text
     assert "±" not in text
+
+
+def task_run(task: str, mixer: str, percent: float, **fields: Any) -> dict[str, Any]:
+    sets = {"test": {"accuracy": percent / 100, "loss": 1.0, "rows": 8, "slices": {}}}
+    metrics = {"step": 10, "accuracy": percent / 100, "loss": 1.0, "validation_loss": 1.0, "sets": sets}
+    return mad(mixer, task, percent, kind="tasks", measure="accuracy", metrics=metrics, **fields)
+
+
+def test_several_tasks_begin_with_a_sentence_and_stand_side_by_side(tmp_path: Path) -> None:
+    scores = {"copy": {"G-cg-q-12o": 90, "S-pc": 20, "gla": 1}, "mqar": {"G-cg-q-12o": 99, "S-pc": 98}}
+    for task, found in scores.items():
+        records = [task_run(task, mixer, percent) for mixer, percent in found.items()]
+        write(tmp_path / f"folder-of-{task}", records, {"study": "tasks", "width": 64, "depth": 2})
+    text = page_of(tmp_path)
+    assert "Over 2 tasks HyperGLU differs most from softmax attention at copy: 90.0 % against 20.0 %." in text
+    assert re.search(r"All tasks side by side mixer (Copy MQAR|MQAR Copy)", text)
+    assert re.search(r"gla Gated linear attention (– 1\.0|1\.0 –)", text)
+    assert "folder-of-copy" not in text.partition("Provenance")[0], "titles, not folders"
+    assert re.search(r"Best accuracy: HyperGLU \( ?G-cg-q-12o ?\) 90\.0", text)
+    alone = page_of(tmp_path / "folder-of-copy")
+    assert "What was found" not in alone, "where no claim can be judged the first sentence says all"
+    assert "HyperGLU 90.0 %, softmax attention 20.0 % at copy" in alone
+
+
+def test_studies_of_one_kind_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for place, width in (("narrow", 32), ("wide", 64)):
+        write(tmp_path / place, [task_run("copy", "S-pc", 20)], {"study": "tasks", "width": width, "depth": 2})
+    assert {"Copy (narrow)", "Copy (wide)"} <= set(re.findall(r"Copy \(\w+\)", page_of(tmp_path)))
+
+
+def test_a_quick_study_has_scores_and_no_verdicts(tmp_path: Path) -> None:
+    write(tmp_path, [mad(label, "compression", 50, quick=True) for label in ("S-pc", "G-cg-q-12o")])
+    text = page_of(tmp_path)
+    assert "too shortly to rank them" in text
+    assert "50.0" in text
+    for word in ("Claims", "Predictions", "undecided", "HyperGLU 50.0 %, softmax", "colour compares"):
+        assert word not in text
+    (judged,) = judge_folder(tmp_path)
+    assert not judged.claims
+    assert not judged.predictions
 
 
 def test_text_from_results_is_escaped(tmp_path: Path) -> None:
@@ -174,8 +219,7 @@ def test_studies_that_cannot_be_compared_stand_apart(tmp_path: Path) -> None:
     write(tmp_path / "a", [mad("S", "compression", 50)])
     write(tmp_path / "b", [mad("S", "compression", 50, protocol="faithful")])
     text = page_of(tmp_path)
-    assert "Compression (a)" in text
-    assert "Compression, faithful protocol (b)" in text
+    assert "What was found Compression Compression, faithful protocol" in text
 
 
 def test_ticks() -> None:

@@ -118,4 +118,5 @@ def test_terminal(tmp_path: Path, width: int) -> None:
         "not on the paper's scale",
     ):
         assert text in shown
+    assert "(3.047)" not in shown, "the paper's loss is of another scale, as the line below the table says"
     assert "…" not in shown

@@ -14,6 +14,7 @@ import hypermlp
 from hypermlp.bench.layer import Shape
 from hypermlp.cli.watch import watch
 from hypermlp.mixers import MIXERS
+from hypermlp.notice import for_terminal
 from hypermlp.paper.tables import TABLE1
 from hypermlp.report.bench_tables import decode_table, layer_tables, profile_table
 from hypermlp.report.budget import show_budget, show_mixers
@@ -46,6 +47,20 @@ def test_a_path_is_never_broken() -> None:
     console = new_console(width=20, file=io.StringIO())
     say(console, f"Report: {'folder/' * 10}report.html")
     assert f"{'folder/' * 10}report.html\n" in printed(console)
+
+
+def test_a_terminal_breaks_lines_between_words_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "No word of a sentence like this is broken in the middle, however narrow it gets: a/path/that/is/longer/than/that"
+    for terminal in (True, False):
+        console = new_console(width=30, file=io.StringIO(), force_terminal=terminal, color_system=None)
+        say(console, words + "\n")
+        lines = printed(console).split("\n")
+        assert " ".join(lines).split() == words.split()
+        assert (max(map(len, lines)) <= 35) == terminal, "a pipe gets the line whole"
+        assert lines[-2:] == ["", ""]
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert max(map(len, for_terminal(words).split("\n"))) <= 35
 
 
 def test_there_is_one_way_to_a_console() -> None:

@@ -75,6 +75,11 @@ def test_the_command_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert done.exit_code == 0, done.output
     assert "Lemma C.1" in out.read_text()
     assert "1 of 1 checks hold" in done.output
+    page = out.read_text()
+    assert "<h1>The theory of HyperMLP, run: C.1</h1>" in page, "a page of one statement says so"
+    shown = [picture for picture in gallery.examples() if "C.1" in picture.statements]
+    assert page.count('<svg class="partition"') == len(shown), "and has its pictures alone"
+    assert "leave out one of them" in str(CliRunner().invoke(app, f"theory C.1 --list --out {out}").exception)
 
 
 class Reader(HTMLParser):
@@ -126,6 +131,7 @@ def test_page_is_complete_in_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert all(item.says in reader.text for item in result.statement.printed)
     assert page.count('<svg class="partition"') == 3
     assert "✗ fails" in reader.text
+    assert re.search(r"run\s+4 of 5 statements of the paper that were computed here hold", reader.text), "the first sentence"
     assert "http" not in page
     assert len(page) < 2_000_000
 

@@ -264,6 +264,15 @@ def test_mistakes_in_a_configuration_file_are_named(text: str, rule: str, tmp_pa
         configure(str(tmp_path / "none.toml"))
 
 
+def test_a_run_that_ends_within_its_warm_up_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", notice.logger.name):
+        configure("tiny", ["train.steps=61"])
+        assert not caplog.text
+        configure("tiny", ["train.steps=30"])
+    assert "train.steps (30) end within train.warmup (60)" in caplog.text
+    assert "train.warmup=3" in caplog.text
+
+
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(ValueError, match=r"known are tiny, nanogpt-owt2, 340m-15b, 1.3b-100b"):
         configure("tny")

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from helpers import OWN_MIXER
 from hypermlp import notice
+from hypermlp.cli import app
 from hypermlp.cli.train import run_training, show_plan, write
 from hypermlp.data.shards import prepare
 from hypermlp.data.text import find_source
@@ -28,7 +30,7 @@ from hypermlp.report.page import write_report
 from hypermlp.report.terminal import new_console
 from hypermlp.runs.configs import CONFIGS, configure, count
 from hypermlp.runs.cost import estimate_cost
-from hypermlp.runs.generate import decode, find_saved, open_model, write_text
+from hypermlp.runs.generate import corpus_for, decode, find_saved, open_model, write_text
 from hypermlp.runs.train import start
 from hypermlp.train.checkpoint import complete, newest, step_of
 from hypermlp.train.config import RunConfig
@@ -76,6 +78,9 @@ def test_a_run_learns_and_leaves_everything(tmp_path: Path, corpus: str, capsys:
     shown = capsys.readouterr().out
     assert "step     30   loss" in shown
     assert "Validation loss" in shown
+    there = len(corpus_for(corpus.removeprefix("data.corpus="), ByteTokenizer()).split("validation"))
+    assert f"on 128 of {there:,} held-out tokens" in shown, "2 batches of 4 × 16 tokens"
+    assert f"hypermlp eval --model {out}" in shown
     records = read_metrics(out / "metrics.jsonl")
     assert [record["step"] for record in records] == list(range(1, 31))
     assert {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second"} <= records[0].keys()
@@ -152,6 +157,12 @@ def test_a_trained_model_is_continued_in_a_longer_context(tmp_path: Path, corpus
     assert open_model(tmp_path / "long")[0].config == net.config.replace(length=40)
     with pytest.raises(ValueError, match="lag_extension"):
         start(longer, tmp_path / "other", begin=tmp_path / "short")
+    with pytest.raises(ValueError, match=r"did you mean|must be one of 'hold', 'decay', 'zero', 'fresh'"):
+        start(longer, tmp_path / "other", begin=tmp_path / "short", lag_extension="forever")
+    with pytest.raises(ValueError, match="--from"):
+        start(longer, tmp_path / "other", lag_extension="hold")
+    with pytest.raises(ValueError, match="no new lags"):
+        start(short, tmp_path / "other", begin=tmp_path / "short", lag_extension="hold")
     with pytest.raises(ValueError, match=r"model\.width is 16 there, not 32"):
         start(configure("tiny", [*SMALL, corpus, "model.width=32"]), tmp_path / "other", begin=tmp_path / "short")
 
@@ -207,8 +218,13 @@ def test_a_mixer_of_ones_own_is_trained_resumed_and_used(tmp_path: Path, corpus:
             run(tmp_path / "run", corpus, f"model.mixer={name}", "train.decay=9", "train.steps=8", resume=True)
     finally:
         del MIXERS[name]
-    with pytest.raises(ValueError, match="somebody's own code"):
+    with pytest.raises(ValueError, match=r"somebody's own code.* add --own "):
         open_model(tmp_path / "run" / "model")
+    for what in (["squared"], ["--over", corpus.removeprefix("data.corpus=")]):
+        words = ["explore", *what, "--model", str(tmp_path / "run"), "--out", str(tmp_path / "seen")]
+        assert f"add --own {name}" in str(CliRunner().invoke(app, words).exception)
+        assert "somebody's own" not in str(CliRunner().invoke(app, [*words, "--own", name]).exception)
+        del MIXERS[name]
     assert name in write_report(tmp_path / "run").read_text()
 
 

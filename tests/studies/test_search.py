@@ -20,7 +20,7 @@ from hypermlp.studies.executors import LocalPool
 from hypermlp.studies.folder import Folder, read_lines
 from hypermlp.studies.language import LanguageStudy
 from hypermlp.studies.mad import TaskStudy
-from hypermlp.studies.search import FIRST_SEED, Outcome, Search, read_search, settle
+from hypermlp.studies.search import FIRST_SEED, Outcome, Place, Search, read_search, settle
 from hypermlp.studies.worker import RunContext, checkpoint_key
 from hypermlp.verdicts.folders import read_studies
 
@@ -91,10 +91,10 @@ def test_the_mean_of_all_seeds_decides_and_failures_have_no_score() -> None:
         return {**base, "score": score, "error": None, **fields}
 
     records = [record(1.0, 0, 1.0), record(1.0, 1, 3.0), record(2.0, 0, 1.5), record(2.0, 1, 1.5)]
-    assert read_search(search, records)["m", "s"].rate == 2.0
-    assert read_search(search, records[:3])["m", "s"].missing == ((2.0, 1.0),)
+    assert read_search(search, records)[Place("m", "s")].rate == 2.0
+    assert read_search(search, records[:3])[Place("m", "s")].missing == ((2.0, 1.0),)
     failed = [*records[:3], record(2.0, 1, None, error="killed")]
-    assert read_search(search, failed)["m", "s"].rate == 1.0
+    assert read_search(search, failed)[Place("m", "s")].rate == 1.0
     assert read_search(search, [{**records[0], "phase": "final"}]) == {}
 
 
@@ -281,7 +281,7 @@ def test_the_page_and_the_terminal_tell_of_the_search(tmp_path: Path, undisturbe
     shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
     (study,) = read_studies(tmp_path)
     assert study.seeds == [0, 1]
-    assert {mixer for mixer, _ in study.searches} == {"S"}
+    assert {place.mixer for place in study.searches} == {"S"}
     text = write_report(tmp_path).read_text()
     assert "1 search." in text
     assert 'class="chosen"' in text
@@ -301,7 +301,7 @@ def test_language_models_are_searched_too_and_a_plan_without_a_search_is_as_befo
     numbers: dict[str, Any] = {"width": 16, "depth": 1, "length": 16, "batch": 2, "steps": 4, "evaluations": 2, "sample": 1}
     study = LanguageStudy(lr=1e-3, search=Search(rates=(1e-3, 1e-2), rungs=(0.5, 1.0), widen=0), **numbers)
     records = run_here(study, tmp_path / "a", monkeypatch, Here())
-    found = read_search(study.search, read_lines(tmp_path / "a" / "runs.jsonl")[0])["S", ""]  # type: ignore[arg-type]
+    found = read_search(study.search, read_lines(tmp_path / "a" / "runs.jsonl")[0])[Place("S", "")]  # type: ignore[arg-type]
     assert {record["lr"] for record in records} == {found.rate}
     assert "lr" not in study.numbers()
     old = replace(study, search=None)
@@ -363,7 +363,7 @@ def test_a_study_resumes_without_a_contestant_that_is_gone(tmp_path: Path, monke
     plan = tmp_path / "plan.json"
     plan.write_text(re.sub(r'("inner": )\d+', r"\g<1>400", plan.read_text()))  # as if it had been larger
     assert run_here(study, tmp_path, monkeypatch, Here(), ("S", "R-p")) == records
-    with pytest.raises(ValueError, match=r"the largest model on .* is another than before, so S, R-p would have"):
+    with pytest.raises(ValueError, match=r"the largest model on .* has changed, so S, R-p would have"):
         run_here(study, tmp_path, monkeypatch, Here(), ("S", "R-p", "S-p"))
 
 

@@ -92,7 +92,7 @@ def test_a_job_travels_without_its_setting_class() -> None:
     assert isinstance(study, ScaledStudy)
     (setting,) = study.settings_of("mqar")
     matched = study.match(setting, ["softmax"])["softmax"]
-    job = study.at_rate(1e-3).jobs(setting, "softmax", matched, 0)[0]
+    job = study.at(1e-3, "0.02").jobs(setting, "softmax", matched, 0)[0]
     again = pickle.loads(pickle.dumps(job))
     assert again == job
     assert again.key == job.key

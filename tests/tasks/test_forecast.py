@@ -152,7 +152,7 @@ def test_files_and_packages_that_cannot_be_read_are_explained(tmp_path: Path, no
         ("date,a,b\n1,1,1\n2,1\n", "row 3 has 2 cells, and the header 3"),
         ("2020-01-01,1\n2020-01-02,2\n2020-01-03,3\n", "must begin with a header .* not 2020-01-01, 1"),
         ("date,a,a\n1,1,1\n2,1,1\n", "names every channel once"),
-        ("date;a\n1;1\n2;2\n", "commas between them"),
+        ("date;a\n1;1\n2;2\n", "comma-separated"),
         ("", "must have a header"),
         (b"\xff\xfe", "must be a CSV file in UTF-8"),
     ],

@@ -66,8 +66,7 @@ def trace(
     if kind is None or not isinstance(layer, Mixer):
         known = ", ".join(kind.__name__ for kind in ATTENTIONS)
         raise ValueError(
-            f"{type(layer).__name__} keeps no slots that a token could be read from: it condenses its past into a state; "
-            f"memory is defined for {known}"
+            f"{type(layer).__name__} keeps no slots: it condenses its past into a state; memory is defined for {known}"
         )
     tokens = layer.prepare(x, attention_mask, cu_seqlens, cache)
     return ATTENTIONS[kind](layer, tokens, None if cache is None else cache.clone())

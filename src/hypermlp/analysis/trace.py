@@ -29,7 +29,7 @@ class Operator(NamedTuple):
         return y * self.D + ((y @ A) * self.s) @ B.mT
 
     def dense(self) -> Tensor:
-        """The matrix itself (n n), for looking at."""
+        """The matrix itself (n n), to look at."""
         return torch.diag(self.D) + self.low_rank()
 
     def low_rank(self) -> Tensor:

@@ -144,7 +144,7 @@ def build_softmax(case: Case, heads: int, fused: bool) -> Contestant:
 
 
 def build_named(case: Case) -> Contestant:
-    """A mixer by its registered name or label, or one of the user's own."""
+    """A mixer by its registered name or label, or the user's own."""
     own.adopt([case.name])
     return contestant_of(case, build_mixer(case.name, case.width, case.time, case.size))
 

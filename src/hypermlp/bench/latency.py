@@ -158,6 +158,7 @@ def run(
     weights: Sequence[str] = tuple(WEIGHTS),
     only: Sequence[str] = (),
     model: bool = False,
+    cold: bool = False,
     width: int = 768,
     steps: int = 20000,
     threads: int = 2,
@@ -165,7 +166,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """Rows of the file at `path`, which grows with every setting and is resumed by the same call.
 
-    model: the small language model, in one call and by its modules, instead of layers.
+    model: the small language model, in one call and by its modules, instead of layers. cold: turns of one token.
     """
     contestants = MODELS if model else CONTESTANTS
     for name in only:
@@ -175,7 +176,7 @@ def run(
     at_least_one("steps", steps)
     if not model and width % 12:
         raise ValueError(f"width ({width}) must be divisible by the 12 heads of softmax attention; try {width - width % 12}")
-    settings = {"width": width, "steps": steps, "threads": threads, "model": model, "only": sorted(only)}
+    settings = {"width": width, "steps": steps, "threads": threads, "model": model, "cold": cold, "only": sorted(only)}
     results = ResultsFile(path, "latency", settings)
     chosen = [name for name in contestants if not only or name in only]
     done = {(row["context"], row["batch"], row["weights"]) for row in results.rows}
@@ -188,7 +189,8 @@ def run(
                     made += [(name, kind, contestants[name](width, length, rows, kind)) for name in chosen]
                 if not made:
                     continue
-                seconds = in_turns([stream for _, _, stream in made], steps, f"context {length}, batch {rows}", tell)
+                streams, turn = [stream for _, _, stream in made], 1 if cold else -(-steps // TURNS)
+                seconds = in_turns(streams, steps, turn, f"context {length}, batch {rows}", tell)
                 same = {"context": length, "batch": rows, "session": results.session}
                 results.extend(
                     {**same, "contestant": name, "weights": kind, **summary(stream, times)}
@@ -197,15 +199,16 @@ def run(
     return results.rows
 
 
-def in_turns(streams: Sequence[Stream], steps: int, what: str, tell: Callable[[str], None]) -> list[list[float]]:
-    """Seconds of each of `steps` tokens of every stream."""
+def in_turns(streams: Sequence[Stream], steps: int, turn: int, what: str, tell: Callable[[str], None]) -> list[list[float]]:
+    """Seconds of each of `steps` tokens of every stream, in turns of `turn` tokens."""
     times: list[list[float]] = [[] for _ in streams]
-    turn, clock = -(-steps // TURNS), time.perf_counter
+    clock, often = time.perf_counter, -(-steps // TURNS)
     while len(times[0]) < steps:
-        tell(f"{what}: {len(times[0]):,} of {steps:,} tokens of {len(streams)} streams")
+        if len(times[0]) % often < turn:
+            tell(f"{what}: {len(times[0]):,} of {steps:,} tokens of {len(streams)} streams")
         for stream, own in zip(streams, times, strict=True):
             step = stream.step
-            for _ in range(COLD):
+            for _ in range(COLD if turn > 1 else 0):
                 step()
             for _ in range(min(turn, steps - len(own))):
                 begin = clock()

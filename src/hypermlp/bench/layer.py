@@ -70,7 +70,7 @@ def run(
             rows.append(row)
             done(row)
     if not rows:
-        raise ValueError("none of the contestants takes part at these shapes; choose others")
+        raise ValueError("no layer can run at these shapes; choose others")
     return rows
 
 

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """What a file of results holds, also one that was written before all had the same form: settings, sessions, rows."""
+    """What a file of results holds, old forms included: settings, sessions, rows."""
     found = read_json(path)
     if "rounds" in found:  # tables by what was measured
         parts = [{"kind": "round", **one} for one in found.pop("rounds")]

@@ -77,6 +77,7 @@ class LatencyFields:
     weights: tuple[str, ...] = tuple(latency.WEIGHTS)
     only: tuple[str, ...] = ()  # contestants; none: all
     model: bool = False  # a language model of 1.1 M parameters, in one call and by its modules
+    cold: bool = False  # streams take turns token by token, so each finds caches that others have used
     width: int = 768
     steps: int = 20000
     threads: int = 2
@@ -131,7 +132,7 @@ class BenchEntry:
 def fill(
     name: str, run: Callable[..., Any], fields: Any, out: Path, tell: Tell, picture: bool = True, **options: Any
 ) -> list[Path]:
-    """Run a benchmark that gives row after row, into a file of its own; where there is one already, a numbered one beside."""
+    """Run a benchmark that gives row after row, into a new file; if there is one already, into a numbered one beside it."""
     path = free_path(out / f"{name}.json", *([".png"] if picture else []))
     results = ResultsFile(path, name, dataclasses.asdict(fields))
     run(**options, tell=tell, done=results.add)
@@ -187,7 +188,7 @@ def run_decode(fields: DecodeFields, out: Path, tell: Tell) -> list[Path]:
 
 def run_latency(fields: LatencyFields, out: Path, tell: Tell) -> list[Path]:
     """The same command resumes, with more contexts, batches and weights, too."""
-    path = out / ("latency-model.json" if fields.model else "latency.json")
+    path = out / f"latency{'-model' if fields.model else ''}{'-cold' if fields.cold else ''}.json"
     latency.run(path, tell=tell, **vars(fields))
     return [path]
 

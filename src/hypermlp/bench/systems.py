@@ -66,12 +66,12 @@ SYSTEMS = {
 
 
 def choose_systems(text: str | None) -> list[str]:
-    """Names with commas between them, in the order of the table; None: all of them."""
+    """Comma-separated names, in the order of the table; None: all of them."""
     names = list(SYSTEMS) if text is None else [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         choose_from("mixers", name, tuple(SYSTEMS))
     if not names:
-        raise ValueError(f"mixers names nobody; known are {', '.join(SYSTEMS)}")
+        raise ValueError(f"mixers is empty; known are {', '.join(SYSTEMS)}")
     return [name for name in SYSTEMS if name in names]
 
 

@@ -1,4 +1,4 @@
-"""Timing on noisy machines: contestants take turns, and what counts is the ratio within a round."""
+"""Timing on noisy machines: contestants take turns, and ratios are taken within a round."""
 
 from __future__ import annotations
 

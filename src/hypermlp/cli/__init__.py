@@ -10,6 +10,7 @@ import torch
 from hypermlp.cli import analysis, bench, mixers, models, studies, theory
 from hypermlp.cli.app import DEBUG, app
 from hypermlp.errors import RunError
+from hypermlp.notice import for_terminal
 
 __all__ = ["analysis", "app", "bench", "main", "mixers", "models", "studies", "theory"]
 
@@ -19,12 +20,12 @@ def main() -> None:
     try:
         app(prog_name="hypermlp")
     except KeyboardInterrupt as error:
-        print(f"hypermlp: stopped: {error}".removesuffix(": "), file=sys.stderr)
+        print(for_terminal(f"hypermlp: stopped: {error}".removesuffix(": ")), file=sys.stderr)
         raise SystemExit(130) from None
     except (ValueError, OSError, ImportError, RunError) as error:
         if os.environ.get(DEBUG):
             raise
-        print(f"hypermlp: {error}", file=sys.stderr)
+        print(for_terminal(f"hypermlp: {error}"), file=sys.stderr)
         raise SystemExit(1) from error
     except Exception as error:
         error.add_note(

@@ -10,7 +10,8 @@ import typer
 
 from hypermlp.cli.app import app, shows_tables
 from hypermlp.cli.console import open_console
-from hypermlp.cli.options import Force, closed
+from hypermlp.cli.options import COMES, FOLDER, Force, OwnMixers, closed, default_model
+from hypermlp.models.bundled import COPYING, LANGUAGE, find_model
 
 WINDOWS = 16  # of held-out text, as long as the model's context
 
@@ -25,7 +26,10 @@ def explore(
     model: Annotated[
         list[Path] | None,
         typer.Option(
-            "--model", help="Folder of a saved model or of a training run; two show their difference. Default: runs/tiny."
+            "--model",
+            help=f"Folder of a saved model or training run; or {COMES}. Two show their difference. "
+            f"Default: runs/tiny, else {LANGUAGE}.",
+            **FOLDER,
         ),
     ] = None,
     over: Annotated[
@@ -49,30 +53,44 @@ def explore(
     out: Annotated[
         Path | None, typer.Option(help="The page to write; with --over a folder. Default: explore.html, runs/analysis.")
     ] = None,
+    own: OwnMixers = None,
     force: Force = False,
 ) -> None:
     """See what every head of a model reads at every token: one page to open in a browser, with nothing to install or load.
 
     Choose a token, a layer and a head. The page shows the pool of slots, which of them are active, what each adds to the
     output, and what would be active without mixing. With --over: active slots and weights by lag, what mixing switches, how
-    noise fares.
+    noise fares. Without a text, a model or --over it shows hypermlp:copying at a test example.
     """
+    from hypermlp.mixers.own import adopt
     from hypermlp.report.analyse import show_analyse
     from hypermlp.report.explore import show_explore
     from hypermlp.studies.demo import READERS, TASKS
     from hypermlp.studies.task_models import find_task_models
 
-    console, folders = open_console(), model or [Path("runs/tiny")]
+    adopt(own or ())
+    console, alone = open_console(), not (text or model or over or task or mixer)
+    folders = model or ([find_model(COPYING)] if alone else [])
     demo = text is not None and os.path.isfile(os.path.join(text, "runs.jsonl"))  # false for a text, however long
     if over is not None:
         if text or task or mixer or len(folders) > 1:
             raise ValueError(
                 "--over reads its own text with one model: leave out the text, --task, --mixer and a second --model"
             )
-        show_analyse(console, folders[0], over, out=out or Path("runs/analysis"), windows=WINDOWS, force=force)
+        show_analyse(
+            console,
+            folders[0] if folders else default_model(),
+            over,
+            out=out or Path("runs/analysis"),
+            windows=WINDOWS,
+            force=force,
+        )
         return
+    if text and not (demo or model) and os.sep in text and not any(map(str.isspace, text)):
+        raise ValueError(f"{text} holds no runs of a demo (runs.jsonl); if it is a text to read, say with which --model")
     if demo or task is not None or mixer:
         if model or (text is not None and not demo):
             raise ValueError("a demo brings its own models and examples: give its folder, and neither a text nor --model")
         folders = find_task_models(Path(text or "runs/demo"), task or TASKS[0], mixer or READERS)
-    show_explore(console, text, folders, out or Path("explore.html"), example=example, force=force)
+    text = None if demo else text
+    show_explore(console, text, folders or [default_model()], out or Path("explore.html"), example=example, force=force)

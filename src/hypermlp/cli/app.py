@@ -59,7 +59,8 @@ class Commands(Group):
 app = App(
     cls=Commands,
     help="HyperMLP and HyperGLU: attention read as a two-layer MLP whose hidden layer is the context.\n\n"
-    "Start with [bold]hypermlp demo[/bold]: a few minutes on two cores.",
+    "Start with [bold]hypermlp demo[/bold]: a few minutes on two cores. A small model is there at once: "
+    "[bold]hypermlp generate 'def main('[/bold].",
     epilog="[bold]hypermlp table1[/bold] is short for study run table1, [bold]hypermlp table5[/bold] for bench model: "
     "the paper's tables.",
     no_args_is_help=True,

@@ -14,9 +14,10 @@ from hypermlp.evals.harness import evaluate
 from hypermlp.evals.perplexity import measure
 from hypermlp.files import free_path, write_json
 from hypermlp.provenance import provenance
-from hypermlp.report.evals import perplexity_table, score_table
+from hypermlp.report.evals import perplexity_table, score_table, task_score_table
 from hypermlp.report.terminal import say
 from hypermlp.runs.generate import corpus_for, open_model
+from hypermlp.studies.task_models import open_task_model, task_accuracy
 
 
 def model_names(folders: Sequence[Path]) -> list[str]:
@@ -101,5 +102,22 @@ def run_perplexity(
     }
     write_json(out, result)
     console.print(perplexity_table(title or folder.name, result, console.width))
+    say(console, f"Numbers: {out}")
+    return result
+
+
+def run_task(console: Console, folder: Path, *, out: Path, title: str = "") -> dict[str, Any]:
+    """Score a model of a task on its test examples; leaves the file `out`, or where that exists a numbered one beside it."""
+    out = free_path(out)
+    saved = open_task_model(folder)
+    result = {
+        "provenance": provenance(),
+        "mixer": saved.mixer,
+        "task": saved.setting.task,
+        "examples": len(saved.inputs),
+        "accuracy": task_accuracy(saved),
+    }
+    write_json(out, result)
+    console.print(task_score_table(title or folder.name, result, console.width))
     say(console, f"Numbers: {out}")
     return result

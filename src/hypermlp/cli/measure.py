@@ -1,4 +1,4 @@
-"""Show what a benchmark left: tables, a picture, and what is to be said about it."""
+"""Show what a benchmark left: tables, a picture and notes."""
 
 from __future__ import annotations
 

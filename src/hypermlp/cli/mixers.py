@@ -55,6 +55,7 @@ def info() -> None:
     import torch
 
     from hypermlp.mixers import HyperGLU
+    from hypermlp.models.bundled import bundled_models
     from hypermlp.ops import choose
     from hypermlp.ops.native import cache_folder
     from hypermlp.ops.triton.device import would_use
@@ -74,5 +75,7 @@ def info() -> None:
     if device != "cuda":
         values["on an NVIDIA GPU"] = would_use()
     values["compiled kernels in"] = str(cache_folder())
+    for name, about in bundled_models().items():
+        values[name] = f"{about['what']}; {about['parameters']:,} parameters, comes with the package"
     heads = [Column("what"), Column("here", left=True, wraps=True)]
     show_table(open_console(), "", heads, list(values.items()))

@@ -10,7 +10,8 @@ import typer
 from hypermlp.checks import choose_from
 from hypermlp.cli.app import app, commands, shows_tables
 from hypermlp.cli.console import open_console
-from hypermlp.cli.options import Force, Model, OwnMixers, Workers, closed, complete, config_names
+from hypermlp.cli.options import COMES, FOLDER, Force, Model, OwnMixers, Workers, closed, complete, config_names, default_model
+from hypermlp.models.bundled import LANGUAGE
 from hypermlp.report.terminal import say
 
 
@@ -50,7 +51,7 @@ def train(
     ] = None,
     begin: Annotated[
         Path | None,
-        typer.Option("--from", help="Begin with the weights of this saved model or run; model.length may grow."),
+        typer.Option("--from", help="Begin with the weights of this saved model or run; model.length may grow.", **FOLDER),
     ] = None,
     lag_extension: Annotated[
         str | None,
@@ -94,7 +95,7 @@ def train(
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
-    model: Model = Path("runs/tiny"),
+    model: Model = None,
     count: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 300,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest.")] = None,
@@ -115,13 +116,20 @@ def generate(
 
     adopt(own or ())
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    write(open_console(), model, prompt, count, weights=weights, **sampling)
+    write(open_console(), model or default_model(), prompt, count, weights=weights, **sampling)
 
 
 @app.command("eval")
 @shows_tables
 def evaluate(
-    model: Annotated[list[Path], typer.Option("--model", help="Folder of a saved model or training run; may be repeated.")],
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--model",
+            help=f"Folder of a saved model or training run; or {COMES}. May be repeated. Default: runs/tiny, else {LANGUAGE}.",
+            **FOLDER,
+        ),
+    ] = None,
     corpus: Annotated[str, typer.Option(help="Text for the perplexity: stdlib, a path, a prepared corpus.")] = "stdlib",
     tasks: Annotated[
         str | None,
@@ -137,15 +145,22 @@ def evaluate(
     own: OwnMixers = None,
     out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/eval"),
 ) -> None:
-    """Perplexity on a text, or the paper's benchmarks; with several models or --size, ranks and first places as in Table 2."""
-    from hypermlp.cli.evaluate import model_names, run_benchmarks, run_perplexity
+    """Perplexity on a text, or the paper's benchmarks; with several models or --size, ranks and first places as in Table 2.
+
+    A model of a task, as the demo leaves them, gets its share of right answers.
+    """
+    from hypermlp.cli.evaluate import model_names, run_benchmarks, run_perplexity, run_task
     from hypermlp.evals.harness import scores
     from hypermlp.mixers.own import adopt
     from hypermlp.report.evals import summary_table
+    from hypermlp.studies.task_models import is_task_model
 
     adopt(own or ())
-    console, found = open_console(), {}
-    for folder, name in zip(model, model_names(model), strict=True):
+    console, found, folders = open_console(), {}, model or [default_model()]
+    for folder, name in zip(folders, model_names(folders), strict=True):
+        if tasks is None and is_task_model(folder):
+            run_task(console, folder, out=out / f"{name}-task.json", title=name)
+            continue
         if tasks is None:
             run_perplexity(console, folder, corpus, out=out / f"{name}-perplexity.json", title=name)
             continue
@@ -158,19 +173,19 @@ def evaluate(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
+    run: Annotated[Path, typer.Argument(help=f"Folder of a training run or of a saved model; or {LANGUAGE}.", **FOLDER)],
     out: Annotated[Path, typer.Argument(help="Folder for config.json, model.safetensors and the tokenizer.")],
     own: OwnMixers = None,
     force: Force = False,
 ) -> None:
-    """Save the newest checkpoint as a model that this package and Hugging Face's Auto classes load."""
+    """Save a model, or the newest checkpoint of a run, so that this package and Hugging Face's Auto classes load it."""
     from hypermlp.mixers.own import adopt
     from hypermlp.models.saved import refuse_foreign_folder
-    from hypermlp.train.run_folder import RunFolder
+    from hypermlp.runs.generate import export_model
 
     adopt(own or ())
     refuse_foreign_folder(out, force=force)
-    say(open_console(), f"{RunFolder(run).export(out)} → {out}")
+    say(open_console(), f"{export_model(run, out)} → {out}")
 
 
 data = commands("data", "Text to train language models on.")

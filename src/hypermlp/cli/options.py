@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from hypermlp import notice
+from hypermlp.models.bundled import COPYING, LANGUAGE, find_model
 
 
 def complete(words: Callable[[], Sequence[str]]) -> Callable[[str], list[str]]:
@@ -69,15 +72,13 @@ MixersOption = Annotated[
 ]
 TasksOption = Annotated[
     str | None,
-    typer.Option(
-        "--tasks", help="Only these, with commas between them; of table1: mad, language.", autocompletion=complete(task_names)
-    ),
+    typer.Option("--tasks", help="Only these, comma-separated; of table1: mad, language.", autocompletion=complete(task_names)),
 ]
 ScaleOption = Annotated[
     str | None,
     typer.Option(
         "--scale",
-        help="quick (to see it work; ranks nobody), laptop (the default), published; of mad also baseline; of table1 paper.",
+        help="quick (too short to rank mixers), laptop (the default), published; of mad also baseline; of table1 paper.",
         autocompletion=closed("quick", "laptop", "baseline", "published", "paper"),
     ),
 ]
@@ -114,10 +115,37 @@ OwnMixers = Annotated[
     list[str] | None,
     typer.Option("--own", help="A mixer of your own that the model is made of, FILE.py:CLASS; the file is executed."),
 ]
-Model = Annotated[Path, typer.Option("--model", help="Folder of a saved model or of a training run.")]
+
+
+def model_folder(text: str) -> Path:
+    try:
+        return find_model(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+FOLDER: dict[str, Any] = {"parser": model_folder, "metavar": "FOLDER"}
+COMES = f"{LANGUAGE} or {COPYING}, which are there at once"
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        help=f"Folder of a saved model or training run; or {COMES}. Default: runs/tiny, else {LANGUAGE}.",
+        **FOLDER,
+    ),
+]
+
+
+def default_model() -> Path:
+    """What `hypermlp train tiny` left here, else the language model that comes with the package."""
+    own = Path("runs/tiny")
+    if own.exists():
+        return own
+    notice.once(f"--model {LANGUAGE}, which comes with the package: there is no {own} here, which hypermlp train tiny makes")
+    return find_model(LANGUAGE)
 
 
 def whole_numbers(name: str, text: str) -> list[int]:
     if not all(part.isdigit() and int(part) > 0 for part in text.split(",")):
-        raise ValueError(f"{name} ({text}) must be whole numbers with commas between them, such as 2,1")
+        raise ValueError(f"{name} ({text}) must be comma-separated whole numbers, such as 2,1")
     return [int(part) for part in text.split(",")]

@@ -94,7 +94,7 @@ def study_run(
 ) -> None:
     """Run a study on all cores or GPUs, score it, judge it, and write its page. Stop and start it as you like.
 
-    NAME is the demo, table1, scaling, mad, a task, a family of tasks, several with commas between them, a task of your own
+    NAME is the demo, table1, scaling, mad, a task, a family of tasks, several comma-separated, a task of your own
     (FILE.py:CLASS), or a protocol: a study registered before it runs (FILE.toml).
     Fields: steps, batch, width, depth, lr=1e-3,3e-3, init=paper or decays; of mad also epochs, examples, protocol=faithful; of
     table1 corpus; of scaling widths=32,64,96, ratios=20 (tokens per parameter), corpus; and those of a task's setting, such as

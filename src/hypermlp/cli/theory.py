@@ -19,7 +19,7 @@ def theory(
         list[str] | None,
         typer.Argument(
             metavar="[STATEMENT]...",
-            help="Only these: a statement (2.3), an appendix (C), examples (example); also with commas between them.",
+            help="Only these: a statement (2.3), an appendix (C), examples (example); or several, comma-separated.",
             show_default=False,
         ),
     ] = None,
@@ -45,6 +45,8 @@ def theory(
     from hypermlp.theory import select
     from hypermlp.theory.faults import noticed
 
+    if show and out is not None:
+        raise ValueError("--list lists the statements and runs none, so there is no page for --out: leave out one of them")
     wanted = [part for text in only or [] for part in text.split(",")]
     if show:
         entries = select(wanted)

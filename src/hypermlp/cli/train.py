@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +120,15 @@ def conclude(console: Console, run: Run) -> None:
     validation = [record for record in records if "validation" in record]
     if validation:
         first, last = validation[0], validation[-1]
+        there = len(run.corpus.split("validation"))
+        read = min(there, run.config.train.evaluate_batches * run.config.train.batch * run.config.data.context)
         say(
             console,
             f"Validation loss {last['validation']:.4f} after step {last['step']} "
-            f"(it was {first['validation']:.4f} after step {first['step']})",
+            f"(it was {first['validation']:.4f} after step {first['step']}), on {read:,} of {there:,} held-out tokens",
         )
+        if read < there:
+            say(console, f"On all of them the loss differs: hypermlp eval --model {folder.path}")
     say(console, f"Model: {folder.model}   Numbers: {folder.metrics}   Curves: {picture}")
 
 
@@ -139,7 +144,9 @@ def write(console: Console, folder: Path, prompt: str, count: int, *, weights: s
     choose_from("--weights", weights, tuple(WEIGHTS))
     model, tokenizer = open_model(folder)
     model = WEIGHTS[weights](model)
+    pieces = write_text(model, tokenizer, prompt, count, **options)
+    first = next(pieces, "")  # before anything is printed: what there is to say about the computation comes first
     console.print(Text(prompt, style="bold"), end="", soft_wrap=True)
-    for piece in write_text(model, tokenizer, prompt, count, **options):
+    for piece in chain([first], pieces):
         console.print(Text(printable(piece)), end="", soft_wrap=True)
     console.print()

@@ -18,7 +18,7 @@ from hypermlp.report.progress import Scores, Screen, accuracies, describe, losse
 from hypermlp.report.scaling import losses_so_far, show_scaling, write_scaling
 from hypermlp.report.tasks import task_table
 from hypermlp.report.terminal import say
-from hypermlp.report.words import sentence
+from hypermlp.report.words import power_words, sentence
 from hypermlp.studies.catalogue import StudyPlan
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import read_lines
@@ -29,6 +29,7 @@ from hypermlp.studies.study import Study
 from hypermlp.studies.tasks import ScaledStudy
 from hypermlp.verdicts.judged import Judged, judge_folder
 from hypermlp.verdicts.registration import MARK, deviations, enter, registered_version
+from hypermlp.verdicts.results import QUICK
 from hypermlp.verdicts.scaling import find_scaling, read_scaling
 
 
@@ -66,7 +67,7 @@ def run_plan(
 ) -> list[Record]:
     """Run all studies of a plan, or what is missing of them; then say what they show, and leave report.html."""
     folder = out or plan.folder
-    marks = enter_protocol(console, plan, folder)
+    marks = enter_protocol(console, plan, folder) | ({QUICK: True} if plan.quick else {})
     begin_quick(console, plan)
     before = finished(folder)
     records: list[Record] = []
@@ -122,7 +123,7 @@ def begin_quick(console: Console, plan: StudyPlan) -> None:
 
 
 def end_quick(console: Console, plan: StudyPlan) -> None:
-    """A quick run ranks nobody: it says what would."""
+    """A quick run is too short to rank mixers: it says what is not."""
     if not plan.quick:
         return
     instead = "hypermlp demo" if plan.name == "demo" else f"hypermlp study run {plan.name} --scale laptop"
@@ -145,6 +146,8 @@ def show_verdicts(console: Console, studies: Sequence[Judged]) -> None:
         for found in study.claims:
             if found.judged:
                 say(console, f"{sentence(found)}\n")
+        if power := power_words(study.claims):
+            say(console, f"{power}\n")
 
 
 def leave_scaling(console: Console, folder: Path, out: Path | None = None) -> bool:

@@ -117,8 +117,7 @@ def read_index(folder: Path) -> dict[str, Any]:
         return json.loads((folder / INDEX).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ValueError(
-            f"{folder} holds no prepared corpus ({INDEX} is missing); prepare one there, or let an unfinished one finish by "
-            "running its command again"
+            f"{folder} holds no prepared corpus ({INDEX} is missing); prepare one there, or run the unfinished command again"
         ) from error
     except ValueError as error:
         raise ValueError(f"{folder / INDEX} is damaged ({error}); {REMEDY}") from error

@@ -81,7 +81,7 @@ def package_texts(package: Path) -> Iterator[str]:
 
 
 def no_prose(package: Path) -> ValueError:
-    return ValueError(f"{package} has no file of prose that is known here; known are {', '.join(KNOWN)}")
+    return ValueError(f"{package} has no text that hypermlp knows; known are {', '.join(KNOWN)}")
 
 
 def members(package: Path) -> Iterator[tuple[str, bytes]]:
@@ -156,7 +156,7 @@ def fortunes(content: bytes) -> Iterator[str]:
 def bible(content: bytes) -> Iterator[str]:
     """Windows of 64 kB, each compressed as Unix's compress does; then a verse per line, such as "Ge1:1 In the beginning"."""
     if content[:4] != b"EC02":
-        raise ValueError("this bible.data is in a form that is not known: it does not begin with EC02")
+        raise ValueError("this bible.data has an unknown format: it does not begin with EC02")
     size, count = struct.unpack_from(">II", content, 0x54)
     begin = struct.unpack_from(f">{count + 1}I", content, 0x5C)
     text = b"".join(expand(content[begin[i] : begin[i + 1]])[:size] for i in range(count))

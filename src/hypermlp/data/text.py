@@ -201,7 +201,7 @@ def library_file(path: Path, name: str, field: str, validation: float) -> list[P
 
 
 def text_file(path: Path, name: str, field: str, validation: float) -> list[Part]:
-    """What is held out of a text file is its end."""
+    """The end of a text file is held out."""
     size = path.stat().st_size
     cut = round(size * (1 - validation))
     spans = [(*span, 0.0) for span in ranges(0, cut)] + [(*span, 1.0) for span in ranges(cut, size)]

@@ -40,7 +40,7 @@ class Tokenizer(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for tokenizers that do the same, whatever their names."""
+        """Equal for tokenizers that do the same, whatever they are called."""
         values = {key: value for key, value in self.to_dict().items() if key != "name"}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

@@ -73,7 +73,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Run suites ("open-llm", "general") and tasks of the harness by their names; "rows" of the result are the scores.
 
-    include: a folder with task files of one's own. length: where longer inputs are cut, from the left; by default the model's.
+    include: a folder with your own task files. length: where longer inputs are cut, from the left; by default the model's.
     limit: only so many examples of each task, for a trial. Data that are not on this machine are fetched from the Hub, unless
     HF_HUB_OFFLINE and HF_DATASETS_OFFLINE are set.
     """

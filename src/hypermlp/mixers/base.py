@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any, ClassVar, NamedTuple, Self
@@ -27,10 +27,13 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import divisible
 from hypermlp.collectives import Rows
+from hypermlp.config import InitScale
+from hypermlp.mixers.initial import init_weight
 from hypermlp.mixers.weights import Weights
 from hypermlp.ops.observer import is_traced, transform
 from hypermlp.ops.types import row_tables
@@ -40,29 +43,57 @@ COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # type
 
 
 class Cut(NamedTuple):
-    """How the heads of a layer divide a parameter: dimension `dim` holds `blocks` rows of heads, one after the other."""
+    """How the heads of a layer divide a parameter along `dim`.
+
+    blocks: relative sizes of what lies there one after the other, each divided by heads for itself, such as q, k and v.
+    shared: which of the blocks all heads use; processes hold them in parts too, and bring them together to compute.
+    """
 
     dim: int = 0
-    blocks: int = 1
+    blocks: tuple[int, ...] = (1,)
+    shared: tuple[int, ...] = ()
+
+    def sizes(self, rows: int) -> list[int]:
+        """Of the blocks, where there are so many rows of all."""
+        return [rows * block // sum(self.blocks) for block in self.blocks]
 
 
 class Mixer(nn.Module, ABC):
-    """A sequence mixer of width `width`. Subclasses define cache_spec and mix."""
+    """A sequence mixer of width `width`. Subclasses define cache_spec and mix.
+
+    Args:
+        arguments, options: the subclass's own; another mixer can be made with the same ones (made_with).
+    """
 
     width: int
+    init_scale: InitScale = "0.02"  # of the weights of linear layers, see begin_at
     made_with: Callable[[], Mixer]  # makes another one with the same arguments
     splits_by_head: ClassVar[bool] = False  # whether projections may be split over processes, a head to each
     split_plan: ClassVar[Mapping[str, str]] = {}  # module → "colwise" or "rowwise", for transformers' tensor parallelism
     gives_weights: bool = False  # whether `mix` knows tokens.weights
-    counted_by_head: ClassVar[tuple[str, ...]] = ("n_head",)  # attributes that fewer heads make smaller
+    counted_by_head: ClassVar[tuple[str, ...]] = ("n_head",)  # attributes that fewer heads make smaller, their number first
+    group: ProcessGroup | None = None  # of the processes that have this layer's heads between them; None: this one has all
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         mixer = super().__new__(cls)
         mixer.made_with = partial(cls, *arguments, **options)
         return mixer
 
+    def begin_at(self, scale: InitScale) -> Self:
+        """Draw the weights of linear layers at another scale, now and whenever the mixer begins again."""
+        if scale != self.init_scale:
+            self.made_with = partial(begin_at, self.made_with, scale)
+            self.init_scale = scale
+            for module in self.scaled():
+                init_weight(module.weight, scale, self.width)
+        return self
+
+    def scaled(self) -> Iterator[nn.Linear]:
+        """The linear layers whose scale is a choice; those with a class of their own have a rule of their own."""
+        return (module for module in self.modules() if type(module) is nn.Linear)
+
     def reset_parameters(self) -> None:
-        """Begin again as a new mixer does, whatever the parameters are now; what is on the meta device needs to_empty first."""
+        """Initialise all parameters again; what is on the meta device needs to_empty first."""
         with torch.device("cpu"):
             new = self.made_with()
         copy_parameters(new, self)
@@ -81,15 +112,15 @@ class Mixer(nn.Module, ABC):
     def cuts(self) -> dict[str, Cut]:
         """Which parameters belong to single heads, and how; all others are shared by the heads. For tensor parallelism."""
         raise ValueError(
-            f"{type(self).__name__} has no heads that could be computed apart: make tp=1 and divide its parameters and the "
+            f"{type(self).__name__} has no heads that can be divided: set tp=1 and divide its parameters and the "
             "batch instead (dp, or fully_shard)"
         )
 
     def part(self, count: int) -> Self:
         """A layer like this one with 1 / count of the heads, without values (on the meta device)."""
         cuts = self.cuts()
-        heads: int = self.n_head  # type: ignore[assignment]
-        divisible("n_head", heads, count, f"the {count} processes that share its heads (tp)")
+        first = self.counted_by_head[0]
+        divisible(first, getattr(self, first), count, f"the {count} processes that share its heads (tp)")
         part = copy.deepcopy(self).to("meta")
         for name in self.counted_by_head:
             setattr(part, name, getattr(part, name) // count)
@@ -97,15 +128,18 @@ class Mixer(nn.Module, ABC):
             for name, p in module._parameters.items():
                 cut = cuts.get(f"{place}.{name}".removeprefix("."))
                 if p is not None and cut is not None:
-                    shape = [size // count if dim == cut.dim else size for dim, size in enumerate(p.shape)]
+                    shape, sizes = list(p.shape), cut.sizes(p.shape[cut.dim])
+                    for size in sizes:
+                        divisible(f"each part of {place}.{name}", size, count, f"the {count} processes that share it (tp)")
+                    shape[cut.dim] = sum(size if i in cut.shared else size // count for i, size in enumerate(sizes))
                     module._parameters[name] = nn.Parameter(p.new_empty(shape))
         return part
 
     def mix_rows(self, x: Tensor, rows: Rows) -> Tensor:
         """y (B T C) where x (B T C) are this process's rows of longer sequences. For context parallelism."""
         raise ValueError(
-            f"{type(self).__name__} cannot share a sequence between processes: make cp=1 and divide the batch instead (dp). "
-            "HyperGLU, HyperMLP and softmax attention can"
+            f"{type(self).__name__} cannot share a sequence between processes: set cp=1 and divide the batch instead (dp). "
+            "HyperGLU, HyperMLP, softmax attention and recurrent mixers can"
         )
 
     def forward(
@@ -148,7 +182,11 @@ class Mixer(nn.Module, ABC):
     def prepare(
         self, x: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Bounds = None, cache: Cache | None = None
     ) -> Tokens:
-        """The arguments of forward, checked, with padding removed and documents marked."""
+        """The arguments of forward, checked, with padding removed and documents marked.
+
+        Args:
+            x, attention_mask, cu_seqlens, cache: as in forward.
+        """
         cu_seqlens = as_bounds(cu_seqlens, x)
         if not torch.compiler.is_compiling() and torch.distributed.is_available() and torch.distributed.is_initialized():
             refuse_context_parallel()
@@ -189,8 +227,12 @@ class Mixer(nn.Module, ABC):
         return self.new_cache(batch_size, max_len=length, device="meta").nbytes
 
 
+def begin_at(make: Callable[[], Mixer], scale: InitScale) -> Mixer:
+    return make().begin_at(scale)
+
+
 def find_change(mixer: Mixer, x: Tensor) -> str | None:
-    """What somebody did to a mixer or its input that it may not know, and the cure; None if nothing."""
+    """What other software changed in a mixer or its input, and the cure; None if nothing."""
     named = dict(mixer.named_parameters())
     if any(hasattr(t, "placements") for t in (x, *named.values())):
         return (
@@ -238,7 +280,7 @@ def with_cache(mixer: nn.Module, mix: Callable[[Cache | None], Tensor], cache: C
 
 
 class RefuseGradient(torch.autograd.Function):
-    """y as it is; whoever asks for gradients through it learns why there are none."""
+    """y as it is; asking for gradients through it raises an error that says why there are none."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, *sources: Tensor) -> Tensor:
@@ -357,7 +399,7 @@ def refuse_context_parallel() -> None:
     if torchs is not None and F.scaled_dot_product_attention in getattr(torchs, "_replaced_functions", ()):
         raise ValueError(
             "context_parallel splits sequences between processes, and this mixer needs whole ones: positions, lags and states "
-            "would begin anew in every piece. Split the batch instead (DistributedDataParallel, fully_shard)"
+            "would restart in every piece. Split the batch instead (DistributedDataParallel, fully_shard)"
         )
 
 

@@ -78,15 +78,12 @@ class Prepared:
         return self.call is not None and self.watch.unchanged()
 
 
-_prepared = OfThread()
+_prepared: OfThread[Prepared] = OfThread()
 
 
 def prepared(layer: HyperGLU) -> Prepared:
     """What was laid out for the layer before, if that still holds."""
-    found: Prepared | None = _prepared.found.get(layer)
-    if found is None or not found.holds():
-        found = _prepared.found[layer] = Prepared(layer)
-    return found
+    return _prepared.get(layer, Prepared)
 
 
 def takes(cache: Cache) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 from hypermlp.checks import divisible
 from hypermlp.config import TAPS
 from hypermlp.mixers.base import Cut, Tokens
-from hypermlp.mixers.parts import RMSNorm, ShortConv, head_width, heads, init_linears, joined_cut, unit, whole, write_strength
+from hypermlp.mixers.parts import RMSNorm, ShortConv, head_width, heads, init_linears, unit, whole, write_strength
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 
@@ -46,7 +46,7 @@ class DeltaNet(MatrixMixer):
         init_linears(self)
 
     def cuts(self) -> dict[str, Cut]:
-        joined = joined_cut(self.width, self.value_width)
+        joined = Cut(blocks=(self.width, self.width, self.value_width))
         found = {"qkv.weight": joined, "conv.weight": joined, "o.weight": Cut(dim=1)}
         return {**found, **dict.fromkeys(("beta.weight",), Cut())}
 

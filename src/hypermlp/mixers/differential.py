@@ -53,7 +53,7 @@ class DifferentialAttention(Mixer):
             nn.init.normal_(vector, 0, LAMBDA_STD)
 
     def cuts(self) -> dict[str, Cut]:
-        maps = Cut(blocks=2)  # the first maps of all heads, then the second
+        maps = Cut(blocks=(1, 1))  # the first maps of all heads, then the second
         return {"q.weight": maps, "k.weight": maps, "v.weight": Cut(), "o.weight": Cut(dim=1)}
 
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:

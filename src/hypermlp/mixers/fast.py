@@ -1,4 +1,4 @@
-"""What the fast routes run; see mixers/route.py."""
+"""What the fast routes compute; see mixers/route.py."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from hypermlp.cache import Cache
 from hypermlp.mixers import decode
 from hypermlp.mixers.parts import heads
+from hypermlp.mixers.route import whole_call
 from hypermlp.ops import layer as nodes
 from hypermlp.ops import pointwise
 
@@ -22,7 +23,7 @@ Run = Callable[["HyperGLU", "Tokens", Cache | None, str, int | None], Tensor]
 
 def run_whole(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str, chunk: int | None) -> Tensor:
     """The layer in one call."""
-    return nodes.run_whole(tokens.x, layer.tensors(), layer.shape())
+    return nodes.run_whole(tokens.x, whole_call(layer))
 
 
 def run_step(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str, chunk: int | None) -> Tensor:

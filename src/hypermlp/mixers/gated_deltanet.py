@@ -22,7 +22,6 @@ from hypermlp.mixers.parts import (
     head_width,
     heads,
     init_linears,
-    joined_cut,
     unit,
     whole,
     write_strength,
@@ -74,7 +73,7 @@ class GatedDeltaNet(MatrixMixer):
             self.dt_bias.copy_(first_steps(n_head))
 
     def cuts(self) -> dict[str, Cut]:
-        joined = joined_cut(self.key_width, self.value_width)
+        joined = Cut(blocks=(self.key_width, self.key_width, self.value_width))
         found = {"qkv.weight": joined, "conv.weight": joined, "o.weight": Cut(dim=1)}
         return {**found, **dict.fromkeys(("gate.weight", "beta.weight", "decay.weight", "A_log", "dt_bias"), Cut())}
 

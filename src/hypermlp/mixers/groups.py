@@ -1,4 +1,4 @@
-"""Mixers that are named together: "core", "labels,mamba", "G-cg-q-12o,S-pc"."""
+"""Groups of mixers: "core", "labels,mamba", "G-cg-q-12o,S-pc"."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUPS: dict[str, Sequence[str]] = {
 
 
 def choose_mixers(text: str) -> list[str]:
-    """Names, labels and groups with commas between them, each once: "core", "labels,mamba", "G-cg-q-12o,S-pc"."""
+    """Comma-separated names, labels and groups, each once: "core", "labels,mamba", "G-cg-q-12o,S-pc"."""
     found: dict[str, None] = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
         found.update(dict.fromkeys(GROUPS.get(name, (name,))))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hypermlp.checks import divisible
-from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.base import Cut, Tokens
 from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
 from hypermlp.mixers.recurrent import MixResult, Past, RecurrentMixer
 from hypermlp.ops.slots import slot_attention
@@ -44,6 +44,10 @@ class GSA(RecurrentMixer):
         init_linears(self)
         self.norm = RMSNorm(inner)
 
+    def cuts(self) -> dict[str, Cut]:
+        columns = ("q.weight", "k.weight", "v.weight", "f.weight", "norm.weight")
+        return {**dict.fromkeys(columns, Cut()), "o.weight": Cut(dim=1)}
+
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"K": (self.n_head, self.head_key_width, self.slots), "V": (self.n_head, self.slots, self.head_value_width)}
 
@@ -54,4 +58,4 @@ class GSA(RecurrentMixer):
         g = heads(F.logsigmoid(self.f(x)) / self.slowness, self.n_head, self.slots)  # B T H M
         s = -torch.expm1(g)
         o, keys, values = slot_attention(q, k, v, s, g, past.get("K"), past.get("V"), **borders)
-        return MixResult(self.o(self.norm(F.silu(o.flatten(2)))), {"K": keys, "V": values})
+        return MixResult(self.o(self.norm(F.silu(o.flatten(2)), self.group)), {"K": keys, "V": values})

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.base import Cut, Tokens
 from hypermlp.mixers.parts import RMSNorm, gated, head_width, init_linears, whole
 from hypermlp.mixers.recurrent import MixResult, Past, RecurrentMixer
 from hypermlp.ops.scan import scan
@@ -26,6 +26,8 @@ class HGRN(RecurrentMixer):
         lower_bound: b, the least that a forget gate keeps; the paper lets it grow with the layers.
     """
 
+    counted_by_head = ("inner",)
+
     def __init__(self, width: int, *, value_width: int | None = None, lower_bound: float = 0.0) -> None:
         super().__init__()
         self.width, self.inner = width, head_width(width if value_width is None else value_width, 1)
@@ -34,6 +36,10 @@ class HGRN(RecurrentMixer):
         self.o = nn.Linear(self.inner, width, bias=False)
         init_linears(self)
         self.norm = RMSNorm(self.inner)
+
+    def cuts(self) -> dict[str, Cut]:
+        columns = ("i.weight", "f.weight", "gate.weight", "norm.weight")
+        return {**dict.fromkeys(columns, Cut()), "o.weight": Cut(dim=1)}
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"h": (self.inner,)}
@@ -44,7 +50,7 @@ class HGRN(RecurrentMixer):
         h, last = scan(
             g, F.silu(whole(self.i(x), self.inner)) * new, past.get("h"), begins=tokens.begins, padding=tokens.padding
         )
-        return MixResult(self.o(gated(self.norm(h), self.gate(x))), {"h": last})
+        return MixResult(self.o(gated(self.norm(h, self.group), self.gate(x))), {"h": last})
 
 
 def forget_gate(f: Tensor, lower_bound: float) -> tuple[Tensor, Tensor]:

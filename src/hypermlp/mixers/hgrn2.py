@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hypermlp.checks import divisible
-from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.base import Cut, Tokens
 from hypermlp.mixers.hgrn import check_bound, forget_gate
 from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
@@ -33,6 +33,10 @@ class HGRN2(MatrixMixer):
         init_linears(self)
         self.norm = RMSNorm(inner)
 
+    def cuts(self) -> dict[str, Cut]:
+        columns = ("q.weight", "f.weight", "i.weight", "norm.weight")
+        return {**dict.fromkeys(columns, Cut()), "o.weight": Cut(dim=1)}
+
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
         H, K = self.n_head, self.head_key_width
@@ -40,4 +44,4 @@ class HGRN2(MatrixMixer):
         q = heads(F.silu(self.q(x)) * K**-0.5, H, K)
         steps = Steps(q, k, heads(self.i(x), H, self.head_value_width), g)
         o, states = self.recur(steps, tokens, past)
-        return MixResult(self.o(self.norm(o.flatten(2))), states)
+        return MixResult(self.o(self.norm(o.flatten(2), self.group)), states)

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from hypermlp.config import Init
+from hypermlp.config import Init, InitScale
 from hypermlp.mixers.registry import build_mixer
 
 
@@ -24,7 +24,7 @@ class HostLayer(nn.Module):
         layer_idx: which layer it is; zoology says so, and nothing depends on it.
         max_length: the longest input: lags of HyperGLU.
         mixer: a registered name or a label.
-        size, heads, init: as in build_mixer.
+        size, heads, init, init_scale: as in build_mixer.
 
     >>> HostLayer(d_model=32, layer_idx=0, max_length=64, mixer="hyperglu")(torch.zeros(1, 10, 32)).shape
     torch.Size([1, 10, 32])
@@ -41,18 +41,19 @@ class HostLayer(nn.Module):
         size: int | None = None,
         heads: int | None = None,
         init: Init = "paper",
+        init_scale: InitScale = "0.02",
     ) -> None:
         super().__init__()
         width = d_model if dim is None else dim
         if width is None or (d_model is not None and dim is not None):
             raise ValueError(f"give the width once, as d_model ({d_model}) or as dim ({dim})")
-        self.mixer = build_mixer(mixer, width, max_length, size, heads=heads, init=init)
+        self.mixer = build_mixer(mixer, width, max_length, size, heads=heads, init=init, init_scale=init_scale)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mixer(x)
 
     def apply(self, fn: Callable[[nn.Module], None]) -> Self:
-        """Hosts initialise their layers so; the mixer has begun already."""
+        """Hosts initialise their layers by this name; the mixer is initialised already."""
         fn(self)
         return self
 

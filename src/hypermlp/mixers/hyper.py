@@ -21,6 +21,7 @@ from hypermlp.config import INIT_STD, HyperGLUConfig
 from hypermlp.mixers import fast, registers, rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
 from hypermlp.mixers.base import Cut, Mixer, Tokens
+from hypermlp.mixers.initial import init_weight
 from hypermlp.mixers.lora import AdaptedLinear
 from hypermlp.mixers.modules import known
 from hypermlp.mixers.parts import CausalConv, decay_bank, heads, whole
@@ -127,9 +128,13 @@ class HyperGLU(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Weights from N(0, 0.02²), biases and diagonals zero; convolutions and low-rank factors as config.init says.
+        """Weights from N(0, 0.02²) or at another scale (begin_at), biases and diagonals zero; convolutions and factors as
+        config.init says.
 
         "paper" is appendix L, as released.
+
+        Args:
+            generator: of the random numbers; None: torch's own.
         """
         if self.registers is not None:
             self.registers.normal_(0, INIT_STD, generator=generator)
@@ -137,7 +142,7 @@ class HyperGLU(Mixer):
             if isinstance(module, AdaptedLinear):
                 module.reset_adapter(generator)
             if isinstance(module, nn.Linear):
-                module.weight.normal_(0, INIT_STD, generator=generator)
+                init_weight(module.weight, self.init_scale, self.width, generator=generator)
                 if module.bias is not None:
                     module.bias.zero_()
             elif isinstance(module, (CausalConv, SequenceMixing)):
@@ -297,7 +302,7 @@ class HyperGLU(Mixer):
         )
 
     def cuts(self) -> dict[str, Cut]:
-        routing = Cut(blocks=2 if self.config.attn_kind == "glu" else 1)  # all gates, then all scales
+        routing = Cut(blocks=(1, 1) if self.config.attn_kind == "glu" else (1,))  # all gates, then all scales
         modules = {"q": routing, "k": routing, "gate_qk": routing, "v": Cut(), "gate_vo": Cut()}
         found = {f"{name}.{which}": cut for name, cut in modules.items() for which in ("weight", "bias")}
         for name, op, cut in (("op1", self.op1, routing), ("op2", self.op2, Cut())):
@@ -322,7 +327,7 @@ class HyperGLU(Mixer):
         if spec.aligner == "identity" or c.dropout or c.registers:
             raise ValueError(
                 'a sequence that processes share needs aligner_kind="offset", whose lags do not depend on the length, '
-                "dropout=0, since each process would draw random numbers of its own, and registers=0; or make cp=1 and divide "
+                "dropout=0, since each process would draw random numbers of its own, and registers=0; or set cp=1 and divide "
                 "the batch (dp)"
             )
         impl = dispatch.resolve(c.impl_default, x)
@@ -353,7 +358,11 @@ class HyperGLU(Mixer):
         return {theirs: to_authors(theirs, value, self.config) for theirs, value in self._by_authors_name().items()}
 
     def load_authors_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load parameters saved by the authors' code; nothing is changed unless all of them fit."""
+        """Load parameters saved by the authors' code; nothing is changed unless all of them fit.
+
+        Args:
+            state: what state_dict() of their layer gives, name → tensor.
+        """
         wanted = self._by_authors_name()
         missing, unknown = sorted(set(wanted) - set(state)), sorted(set(state) - set(wanted))
         if missing or unknown:
@@ -368,7 +377,7 @@ class HyperGLU(Mixer):
 
     def _by_authors_name(self) -> dict[str, nn.Parameter]:
         if self.registers is not None:
-            raise ValueError("the authors' code has no registers; registers=0 is the layer that it knows")
+            raise ValueError("the authors' code has no registers; set registers=0")
         return {authors_name(name): value for name, value in self.named_parameters()}
 
     def extra_repr(self) -> str:
@@ -377,7 +386,11 @@ class HyperGLU(Mixer):
 
 
 class HyperMLP(HyperGLU):
-    """The same layer with the ReLU activation, attn_kind="relu"."""
+    """The same layer with the ReLU activation, attn_kind="relu".
+
+    Args:
+        config, fields: as HyperGLU takes them.
+    """
 
     def __init__(self, config: HyperGLUConfig | Mapping[str, Any] | None = None, **fields: Any) -> None:
         super().__init__(HyperGLUConfig.of(config, **{**fields, "attn_kind": "relu"}))

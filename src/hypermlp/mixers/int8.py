@@ -31,7 +31,7 @@ class Int8Linear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach()
         if not bool(torch.isfinite(weight).all()):
-            raise ValueError("a weight that is not finite has no code; look at what made it")
+            raise ValueError("a weight is not finite, so it cannot be quantised; find out what made it so")
         largest = weight.float().abs().amax(dim=1)
         scale = torch.where(largest > 0, largest / MOST, 1.0).to(weight.dtype)
         codes = (weight.float() / scale.float()[:, None]).round().clamp(-MOST, MOST).to(torch.int8)

@@ -14,7 +14,7 @@ from torch import nn
 from hypermlp.checks import divisible
 from hypermlp.config import TAPS
 from hypermlp.mixers.base import Cut, Tokens
-from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, joined_cut, unit, whole
+from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, unit, whole
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 
@@ -53,7 +53,7 @@ class KimiDeltaAttention(MatrixMixer):
             self.dt_bias.copy_(first_steps(width))
 
     def cuts(self) -> dict[str, Cut]:
-        joined = joined_cut(self.width, self.value_width)
+        joined = Cut(blocks=(self.width, self.width, self.value_width))
         found = {"qkv.weight": joined, "conv.weight": joined, "o.weight": Cut(dim=1)}
         return {
             **found,

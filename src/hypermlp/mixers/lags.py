@@ -1,4 +1,4 @@
-"""The parameters of a layer in a longer one: what the lags get that it was not trained for.
+"""A trained layer with more lags: how the new ones are initialised.
 
     hold     A, B and D of the longest trained lag
     decay    the same, falling linearly to zero at the longest new lag
@@ -98,8 +98,8 @@ def find_lags(model: nn.Module) -> dict[str, tuple[HyperGLU, SequenceMixing]]:
 def check_extension(name: str, layer: HyperGLU, mixing: SequenceMixing, lag_extension: LagExtension | None) -> None:
     if lag_extension is None:
         raise ValueError(
-            f"{name} has parameters for {layer.config.lags} lags, more than were trained; say with lag_extension what "
-            f"the others get: {', '.join(get_args(LagExtension))}"
+            f"{name} has parameters for {layer.config.lags} lags, more than were trained; choose with lag_extension how "
+            f"to initialise the new ones: {', '.join(get_args(LagExtension))}"
         )
     if layer.config.aligner_kind != "offset":
         raise ValueError(f"{name} counts places, not lags (aligner_kind={layer.config.aligner_kind!r}): it has no extension")

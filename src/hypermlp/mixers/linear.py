@@ -7,6 +7,8 @@ Letters: B batch, T time, C width, H heads, K and V widths of a head.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 
 from hypermlp.checks import divisible
@@ -31,6 +33,11 @@ class LinearAttention(MatrixMixer):
         init_linears(self)
         self.feature_q, self.feature_k = Feature(self.head_key_width), Feature(self.head_key_width)
         self.norm = RMSNorm(self.head_value_width)
+
+    def scaled(self) -> Iterator[nn.Linear]:
+        """Features keep torch's initialisation."""
+        kept = {*self.feature_q.modules(), *self.feature_k.modules()}
+        return (module for module in super().scaled() if module not in kept)
 
     def cuts(self) -> dict[str, Cut]:
         return {**dict.fromkeys(("q.weight", "k.weight", "v.weight"), Cut()), "o.weight": Cut(dim=1)}

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hypermlp.collectives import total
 from hypermlp.config import TAPS
-from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.base import Cut, Tokens
 from hypermlp.mixers.parts import ShortConv, first_steps, head_width, init_linears, whole
 from hypermlp.mixers.recurrent import MixResult, Past, RecurrentMixer
 from hypermlp.ops import dispatch
@@ -43,6 +44,7 @@ class Mamba(RecurrentMixer):
     """
 
     taps = TAPS
+    counted_by_head = ("conv_width",)
 
     def __init__(self, width: int, *, value_width: int | None = None) -> None:
         super().__init__()
@@ -57,13 +59,19 @@ class Mamba(RecurrentMixer):
         self.A_log = nn.Parameter(torch.arange(1.0, STATE + 1).log().repeat(inner, 1))
         self.D = nn.Parameter(torch.ones(inner))
 
+    def cuts(self) -> dict[str, Cut]:
+        channels = ("delta.weight", "delta.bias", "conv.weight", "conv.bias", "A_log", "D")
+        rows = {"into.weight": Cut(blocks=(1, 1)), "select.weight": Cut(dim=1), "o.weight": Cut(dim=1)}
+        return {**dict.fromkeys(channels, Cut()), **rows}
+
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"h": (STATE, self.conv_width)}
 
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         conv_inputs, gate = whole(self.into(tokens.x), 2 * self.conv_width).chunk(2, dim=-1)
         x = self.conv(conv_inputs, tokens, past.history)
-        low, B, C = whole(self.select(x), self.rank + 2 * STATE).split([self.rank, STATE, STATE], dim=-1)
+        selected = total(self.select(x), self.group)  # of all channels
+        low, B, C = whole(selected, self.rank + 2 * STATE).split([self.rank, STATE, STATE], dim=-1)
         delta, A = F.softplus(whole(self.delta(low), self.conv_width)), -self.A_log.exp()
         impl = dispatch.resolve("auto", x)
         borders = {"begins": tokens.begins, "padding": tokens.padding}

@@ -7,12 +7,15 @@ Letters: B batch, T time, C width, E inner width, H heads, P width of a head, N 
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hypermlp.checks import divisible
 from hypermlp.config import TAPS
-from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.base import Cut, Tokens
 from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, whole
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
@@ -30,6 +33,7 @@ class Mamba2(MatrixMixer):
     """
 
     taps = TAPS
+    counted_by_head = ("n_head", "inner")
 
     def __init__(self, width: int, n_head: int | None = None, *, value_width: int | None = None) -> None:
         super().__init__()
@@ -46,6 +50,19 @@ class Mamba2(MatrixMixer):
         self.D = nn.Parameter(torch.ones(self.n_head))
         self.norm = RMSNorm(self.inner)
 
+    def cuts(self) -> dict[str, Cut]:
+        N, convolved = self.head_key_width, Cut(blocks=(self.inner, self.head_key_width, self.head_key_width), shared=(1, 2))
+        into = Cut(blocks=(self.inner, self.inner, N, N, self.n_head), shared=(2, 3))
+        heads = ("delta_bias", "A_log", "D", "norm.weight")
+        found = {"into.weight": into, "conv.weight": convolved, "conv.bias": convolved, "o.weight": Cut(dim=1)}
+        return {**dict.fromkeys(heads, Cut()), **found}
+
+    def part(self, count: int) -> Self:
+        divisible("value_width", self.inner, self.head_value_width, f"the width of a head, so that all {self.n_head} are alike")
+        part = super().part(count)
+        part.conv_width = part.inner + 2 * self.head_key_width
+        return part
+
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         made = whole(self.into(tokens.x), self.inner + self.conv_width + self.n_head)
         gate, conv_inputs, delta = made.split([self.inner, self.conv_width, self.n_head], dim=-1)
@@ -58,4 +75,4 @@ class Mamba2(MatrixMixer):
         steps = Steps(q, k, delta[..., None] * x, -delta * self.A_log.exp())
         o, states = self.recur(steps, tokens, past)
         y = (o + self.D[:, None] * x).flatten(2)[..., : self.inner]
-        return MixResult(self.o(self.norm(y * F.silu(gate))), states, conv_inputs)
+        return MixResult(self.o(self.norm(y * F.silu(gate), self.group)), states, conv_inputs)

@@ -1,4 +1,4 @@
-"""Modules that may be computed without being called, where nobody could tell: no hook, no subclass, no replaced forward."""
+"""Modules that may be computed without being called, which makes no difference: no hook, subclass or replaced forward."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from hypermlp.ops.observer import ORDINARY
-from hypermlp.ops.parameters import join
+from hypermlp.ops.parameters import join, placement
 
 WORTH_JOINING = 256  # tokens from which joining the weights costs less than it saves
 KNOWN: dict[type[nn.Module], Callable[..., Any]] = {nn.Linear: nn.Linear.forward}  # kind → the forward that is known here
@@ -23,7 +23,8 @@ KNOWN: dict[type[nn.Module], Callable[..., Any]] = {nn.Linear: nn.Linear.forward
 
 Kinds = Mapping[type[nn.Module], Callable[..., Any]]
 Kind = TypeVar("Kind", bound=type[nn.Module])
-DTYPE = operator.attrgetter("dtype")
+Module = TypeVar("Module", bound=nn.Module)
+Laid = TypeVar("Laid", bound="LaidOut")
 
 
 def known(kind: Kind) -> Kind:
@@ -33,7 +34,7 @@ def known(kind: Kind) -> Kind:
 
 
 def is_unhooked(module: nn.Module, kinds: Kinds = KNOWN) -> bool:
-    """Whether calling the module does what its known class does with its own parameters, and nobody listens."""
+    """Whether calling the module does what its class does with its own parameters, and no hook listens."""
     kind = type(module)
     if kind not in kinds or kind.forward is not kinds[kind] or "forward" in module.__dict__ or _has_any_global_hook():
         return False
@@ -59,15 +60,16 @@ SETTINGS = ("eps", "max_norm", "config", "spec", "shortcut", "heads")  # attribu
 
 
 class Watch:
-    """Notices whatever somebody does to modules that were found unhooked, in a few microseconds for each call.
+    """Notices changes to modules that were found unhooked, in a few microseconds for each call.
 
     So a question over all modules and parameters is answered once, and asked again only where something has changed: a hook, an
     attribute, a setting, a class or its forward, a part, a parameter or where its numbers lie. Numbers may change. Hooks of the
-    outermost module itself are not its business: they run around it.
+    outermost module itself are not its business: they run around it. Nor does it keep that module alive.
     """
 
     def __init__(self, root: nn.Module) -> None:
-        modules = self.modules = list(root.modules())
+        modules = list(root.modules())
+        self.root, self.inner = ref(root), modules[1:]
         self.kinds: list[type[nn.Module]] = list(map(type, modules))
         self.forwards = [(kind, kind.forward) for kind in dict.fromkeys(self.kinds)]
         self.attributes = [m.__dict__ for m in modules]
@@ -82,28 +84,37 @@ class Watch:
         self.full = [d for d in self.own if d]
         self.parts = list(chain.from_iterable(d.values() for d in self.full))
         self.parameters = [p for p in self.parts if isinstance(p, Tensor)]
-        self.places = self._places()
-
-    def _places(self) -> list[Any]:
-        found = self.parameters
-        return [*map(Tensor.data_ptr, found), *map(Tensor.stride, found), *map(Tensor.numel, found), *map(DTYPE, found)]
+        self.places = placement(self.parameters)
 
     def unchanged(self) -> bool:
-        if any(self.hooks) or _has_any_global_hook() or list(map(type, self.modules)) != self.kinds:
+        if any(self.hooks) or _has_any_global_hook() or [type(self.root()), *map(type, self.inner)] != self.kinds:
             return False
         if list(map(len, self.attributes)) != self.sizes or any(kind.forward is not known for kind, known in self.forwards):
             return False
         if list(map(len, self.own)) != self.counts or [d[name] for d, name in self.settings] != self.values:
             return False
         parts = chain.from_iterable(d.values() for d in self.full)
-        return all(map(operator.is_, parts, self.parts)) and self._places() == self.places
+        return all(map(operator.is_, parts, self.parts)) and placement(self.parameters) == self.places
 
 
-class OfThread(threading.local):
+class LaidOut(Protocol):
+    """What was found out about a module, and stays true until somebody changes the module."""
+
+    def holds(self) -> bool: ...
+
+
+class OfThread(threading.local, Generic[Laid]):
     """What each thread has laid out for a module: a call in the making is no one else's."""
 
     def __init__(self) -> None:
-        self.found: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+        self.found: WeakKeyDictionary[nn.Module, Laid] = WeakKeyDictionary()
+
+    def get(self, module: Module, lay_out: Callable[[Module], Laid]) -> Laid:
+        """What was laid out before, if that still holds; what is laid out must not hold the module itself."""
+        found = self.found.get(module)
+        if found is None or not found.holds():
+            found = self.found[module] = lay_out(module)
+        return found
 
 
 def join_linears(x: Tensor, modules: Sequence[nn.Module]) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Mixers of the user's own, FILE.py:NAME or MODULE:NAME, wherever a registered name or a label may stand.
+"""The user's own mixers, FILE.py:NAME or MODULE:NAME, wherever a registered name or a label may stand.
 
 NAME is a subclass of Mixer that is made with the width alone, or an Entry (mixers/registry.py) that says more. Code is imported
 only where somebody names it in a command or a call: what a file names (a plan, a model's configuration) is looked up in the

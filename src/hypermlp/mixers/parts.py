@@ -10,12 +10,16 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from hypermlp.checks import at_least_one, divisible
+from hypermlp.collectives import total
 from hypermlp.config import INIT_STD, TAPS, Init
-from hypermlp.mixers.base import Cut, Tokens
+from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.initial import init_weight
 from hypermlp.mixers.modules import known
 from hypermlp.ops import plain
+from hypermlp.ops.types import compute_dtype
 
 NORM_EPS = 1e-5
 SHORTEST, LONGEST = 1e-3, 0.1  # steps Δ that a layer begins with
@@ -75,8 +79,13 @@ class RMSNorm(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.ones_(self.weight)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, eps=NORM_EPS) * self.weight
+    def forward(self, x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+        """group: of the processes that have the channels between them; None: they are all here."""
+        if group is None:
+            return F.rms_norm(x, self.weight.shape, eps=NORM_EPS) * self.weight
+        exact = x.to(compute_dtype(x.dtype))
+        squares = total(exact.square().sum(-1, keepdim=True), group) / (x.shape[-1] * group.size())
+        return (exact * torch.rsqrt(squares + NORM_EPS)).to(x.dtype) * self.weight
 
 
 def whole(x: Tensor, width: int) -> Tensor:
@@ -116,21 +125,11 @@ def head_width(value_width: int, n_head: int) -> int:
     return value_width // n_head
 
 
-def joined_cut(key_width: int, value_width: int) -> Cut:
-    """How heads divide one projection to q, k and v, one after the other."""
-    if key_width != value_width:
-        raise ValueError(
-            f"q and k ({key_width}) and v ({value_width}) are one projection, which processes can divide by heads only where "
-            f"all are equally wide: give value_width={key_width}, or make tp=1 and divide parameters and batch (dp)"
-        )
-    return Cut(blocks=3)
-
-
 def init_linears(mixer: nn.Module) -> None:
     """Weights of all linear layers from N(0, 0.02²), biases zero."""
     for module in mixer.modules():
         if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, 0, INIT_STD)
+            init_weight(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 

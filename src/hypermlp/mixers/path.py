@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import divisible
-from hypermlp.mixers.base import Mixer, Tokens
+from hypermlp.mixers.base import Cut, Mixer, Tokens
 from hypermlp.mixers.parts import ShortConv, head_width, heads, init_linears, unit, whole
 from hypermlp.ops.path import CHUNK, PathInputs, meet, path_attention
 from hypermlp.ops.types import compute_dtype
@@ -41,6 +41,10 @@ class PathAttention(Mixer):
         self.conv = ShortConv(width, TAPS)
         self.beta = nn.Linear(width, n_head)
         init_linears(self)
+
+    def cuts(self) -> dict[str, Cut]:
+        columns = ("q.weight", "k.weight", "v.weight", "w_up.weight", "conv.weight", "beta.weight", "beta.bias")
+        return {**dict.fromkeys(columns, Cut()), "o.weight": Cut(dim=1)}
 
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
         if cache is not None:
@@ -78,4 +82,4 @@ class PathAttention(Mixer):
     def cache_spec(self) -> CacheSpec:
         """Keys are held as turned by every token since, and rewritten with each."""
         slots = {"k": (self.n_head, self.head_key_width), "v": (self.n_head, self.head_value_width)}
-        return CacheSpec(slots=slots, taps=TAPS, width=self.width, rewritten=True)
+        return CacheSpec(slots=slots, taps=TAPS, width=self.n_head * self.head_key_width, rewritten=True)

@@ -8,11 +8,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from hypermlp.cache import Cache, CacheSpec
+from hypermlp.collectives import Rows
 from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.ops.recurrence import Steps, recurrence
+from hypermlp.ops.types import compute_dtype
 
 
 class Past(NamedTuple):
@@ -53,6 +56,27 @@ class RecurrentMixer(Mixer):
         made = self.step(tokens, Past(cache.states, cache.history() if self.taps > 1 else None))
         cache.advance(made.states, tokens.x if made.conv_inputs is None else made.conv_inputs, tokens.counts())
         return made.y
+
+    def mix_rows(self, x: Tensor, rows: Rows) -> Tensor:
+        names, exact = list(self.state_shapes()), compute_dtype(x.dtype)
+
+        def compute(piece: int, part: Tensor, left: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+            place = piece * part.shape[1] + torch.arange(part.shape[1], device=x.device)
+            history = None if left is None or self.taps == 1 else left[-1]
+            states = {} if left is None else dict(zip(names, left[: len(names)], strict=True))
+            made = self.step(Tokens(part, place[None]), Past(states, history))
+            ends = tuple(made.states[name].to(exact) for name in names)
+            if self.taps == 1:
+                return made.y, ends
+            inputs = (part if made.conv_inputs is None else made.conv_inputs).to(exact)
+            before = inputs.new_zeros(x.shape[0], self.taps - 1, self.conv_width) if history is None else history
+            return made.y, (*ends, torch.cat([before, inputs], 1)[:, 1 - self.taps :])
+
+        def empty() -> tuple[Tensor, ...]:
+            shapes = [*self.state_shapes().values(), *([(self.taps - 1, self.conv_width)] if self.taps > 1 else [])]
+            return tuple(x.new_empty(x.shape[0], *shape, dtype=exact) for shape in shapes)
+
+        return rows.in_turn(x, compute, empty)
 
     def cache_spec(self) -> CacheSpec:
         return CacheSpec(states=self.state_shapes(), taps=self.taps, width=self.conv_width)

@@ -22,7 +22,7 @@ Slots = tuple[Tensor, Tensor, Tensor | None]  # k (B S G K), v (B S H V), spans
 def refuse(config: HyperGLUConfig) -> None:
     """For what shows the slots of a layer as its tokens."""
     if config.registers:
-        raise ValueError("registers are no tokens: what this shows of a layer is defined without them")
+        raise ValueError("registers are no tokens: this view is defined for layers without them")
 
 
 def join(k0: Tensor, v0: Tensor, tokens: Tokens, cache: Cache | None, k: Tensor, v: Tensor) -> Slots:

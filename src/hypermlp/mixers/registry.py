@@ -16,7 +16,7 @@ from typing import Any, get_args
 import torch
 
 from hypermlp.checks import at_least_one, choose_from
-from hypermlp.config import AttnKind, HyperGLUConfig, Init
+from hypermlp.config import AttnKind, HyperGLUConfig, Init, InitScale
 from hypermlp.mixers import hybrid, labels, lora, options
 from hypermlp.mixers.base import Mixer
 from hypermlp.mixers.deltanet import DeltaNet
@@ -159,7 +159,14 @@ VARIANTS = tuple(name for name, entry in MIXERS.items() if entry.variant_of)
 
 
 def build_mixer(
-    name: str, width: int, length: int, size: int | None = None, *, heads: int | None = None, init: Init = "paper"
+    name: str,
+    width: int,
+    length: int,
+    size: int | None = None,
+    *,
+    heads: int | None = None,
+    init: Init = "paper",
+    init_scale: InitScale = "0.02",
 ) -> Mixer:
     """The mixer of a registered name or a label.
 
@@ -170,19 +177,25 @@ def build_mixer(
         size: what its entry calls the size, such as the value width or qk_rank; None: as published.
         heads: how many; None: as published, which is two for all but Mamba-2. A mixer that has none refuses a number.
         init: how convolutions and lag factors of labels, HyperGLU and HyperMLP begin (docs/layer.md).
+        init_scale: the scale of the weights of its linear layers.
     """
+    choose_from("init_scale", init_scale, get_args(InitScale))
     choose_from("init", init, get_args(Init))
     if heads is not None:
         at_least_one("heads", heads)
     if hybrid.is_hybrid(name):
         raise ValueError(because_hybrid(name))
     plain_name, adapters = lora.split(name)
+    mixer = build_plain(plain_name, width, length, size, heads, init).begin_at(init_scale)
     if adapters:
-        mixer = build_mixer(plain_name, width, length, size, heads=heads, init=init)
         if not isinstance(mixer, HyperGLU):
             raise ValueError(f"{name!r}: {', '.join(adapters)} adapts HyperGLU, HyperMLP and their labels only")
         lora.attach(mixer, adapters)
-        return mixer
+    return mixer
+
+
+def build_plain(name: str, width: int, length: int, size: int | None, heads: int | None, init: Init) -> Mixer:
+    """The mixer without adapters, at the scale 0.02."""
     base, changes = options.split(name)
     if base in MIXERS:
         entry = MIXERS[base]
@@ -199,13 +212,17 @@ def build_mixer(
 
 
 def unknown(name: str) -> str:
-    """What to say about a name that is none: the nearest one, by name or title, and all others."""
-    own = "; it is somebody's own code, which runs only where a command or a call names it" if ":" in name else ""
+    """The message about an unknown name: the nearest one, by name or title, and all others."""
+    if ":" in name:
+        return (
+            f"unknown mixer {name!r}: it is somebody's own code, which runs only where it is named: add --own {name} to the "
+            f"command; in Python call hypermlp.mixers.own.adopt([{name!r}]) first"
+        )
     spellings = {plain(text): key for key, entry in reversed(MIXERS.items()) for text in (entry.title, key)}
-    near = [] if own else get_close_matches(plain(name), spellings, n=1)
+    near = get_close_matches(plain(name), spellings, n=1)
     meant = f"; did you mean {spellings[near[0]]!r}?" if near else ";"
     known = f"{'Known' if near else 'known'} are {', '.join(sorted(MIXERS))}"
-    return f"unknown mixer {name!r}{meant} {known}, and the labels of Table 1, such as G-cg-q-12o{own}"
+    return f"unknown mixer {name!r}{meant} {known}, and the labels of Table 1, such as G-cg-q-12o"
 
 
 def because_hybrid(name: str) -> str:
@@ -217,17 +234,25 @@ def because_hybrid(name: str) -> str:
 
 
 def new_layers(
-    name: str, depth: int, width: int, length: int, size: hybrid.Size = None, *, init: Init = "paper"
+    name: str,
+    depth: int,
+    width: int,
+    length: int,
+    size: hybrid.Size = None,
+    *,
+    init: Init = "paper",
+    init_scale: InitScale = "0.02",
 ) -> Callable[[], Mixer]:
     """Makes the mixers of a model, one at a call, from the input on; of a hybrid in its order.
 
     Args:
         depth: how many layers the model has.
         size: of the mixers; of a hybrid for each of its pattern.
-        name, width, length, init: as in build_mixer.
+        name, width, length, init, init_scale: as in build_mixer.
     """
     own = hybrid.layers(name, depth, size)
-    return (build_mixer(mixer, width, length, one, init=init) for mixer, one in own).__next__
+    how: dict[str, Any] = {"init": init, "init_scale": init_scale}
+    return (build_mixer(mixer, width, length, one, **how) for mixer, one in own).__next__
 
 
 def plain(text: str) -> str:

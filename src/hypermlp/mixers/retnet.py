@@ -13,7 +13,7 @@ from torch import nn
 from hypermlp.checks import divisible
 from hypermlp.config import ROPE_BASE
 from hypermlp.mixers import rotary
-from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.base import Cut, Tokens
 from hypermlp.mixers.parts import RMSNorm, gated, head_width, heads, init_linears
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
@@ -39,13 +39,18 @@ class RetNet(MatrixMixer):
         init_linears(self)
         self.norm = RMSNorm(self.head_value_width)
 
+    def cuts(self) -> dict[str, Cut]:
+        columns = ("q.weight", "k.weight", "v.weight", "gate.weight")
+        return {**dict.fromkeys(columns, Cut()), "o.weight": Cut(dim=1)}
+
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
         q, k = (heads(layer(x), self.n_head, self.head_key_width) for layer in (self.q, self.k))
         v = heads(self.v(x), self.n_head, self.head_value_width)
         angle = rotary.angles(tokens.position, self.head_key_width, ROPE_BASE).repeat_interleave(2, dim=-1)
         q, k = rotary.rotate(q * self.head_key_width**-0.5, angle), rotary.rotate(k, angle)
-        head = torch.arange(self.n_head, device=x.device, dtype=compute_dtype(x.dtype))
+        first = 0 if self.group is None else self.group.rank() * self.n_head
+        head = torch.arange(first, first + self.n_head, device=x.device, dtype=compute_dtype(x.dtype))
         g = torch.log1p(-torch.exp2(-5 - head)).expand(*x.shape[:2], -1)  # B T H
         o, states = self.recur(Steps(q, k, v, g), tokens, past)
         return MixResult(self.o(gated(self.norm(o).flatten(2), self.gate(x))), states)

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from hypermlp.cache import Cache
 from hypermlp.mixers import decode
-from hypermlp.mixers.modules import find_hooked
+from hypermlp.mixers.modules import OfThread, Watch, find_hooked
 from hypermlp.ops import dispatch, native
+from hypermlp.ops.native.layer import WholeCall
 from hypermlp.ops.observer import Observer, observer_of
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ def choose_route(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str
     if why is None and steps(layer, tokens, cache, impl):
         route = Route("step", impl, "one token for each row of a cache")
     else:
-        why = why or altered(layer)
-        route = Route("modules", impl, why) if why else fastest(layer, tokens, cache, impl)
+        route = Route("modules", impl, why) if why else fastest(facts_of(layer), tokens, cache, impl)
     if not torch.compiler.is_compiling():
         logger.debug("%s", route)
     return route
@@ -71,12 +71,6 @@ def observed(layer: HyperGLU, x: Tensor, impl: str) -> str | None:
     return None
 
 
-def altered(layer: HyperGLU) -> str | None:
-    """Why every module must be called, for what the layer is; None if compiled code may read the parameters instead."""
-    hooked = find_hooked(layer)
-    return decode.own_option(layer) or (None if hooked is None else f"{hooked} {decode.HOOKED}")
-
-
 def steps(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str) -> bool:
     """Whether these are single tokens that join a cache in one call."""
     x = tokens.x
@@ -93,14 +87,57 @@ def flow_of_the_paper() -> dict[str, Callable[..., Any]]:
     return {"project": HyperGLU.project, "read_out": HyperGLU.read_out}
 
 
-def fastest(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str) -> Route:
-    """The way of a layer whose modules need not be called."""
-    x, p = tokens.x, layer.tensors()
-    batched = tokens.order is None and not tokens.packed
-    compiled = impl == "native" and batched and native.is_addressable(x) and native.is_addressable(*p, contiguous=True)
-    per_head = all(op is None or op.A.shape[0] == op.heads for op in (layer.op1, layer.op2))
-    if any(part is None for part in (layer.op1, layer.op2, layer.gate_qk, layer.gate_vo)):
-        return Route("modules", impl, "the layer lacks a mixing or a gate")
-    if cache is None and compiled and per_head and native.fits(x, p) and x.shape[0] * x.shape[1] <= native.MOST_TOKENS:
+class LayerFacts:
+    """What a route asks of the layer itself: true until somebody changes it, so asked once."""
+
+    def __init__(self, layer: HyperGLU) -> None:
+        self.why = why_modules(layer)
+        if self.why is None:
+            self.watch, self.parameters, self.shape = Watch(layer), layer.tensors(), layer.shape()
+
+    def holds(self) -> bool:
+        """Whether it still is what would be found now."""
+        return self.why is None and self.watch.unchanged()
+
+    @functools.cached_property
+    def whole(self) -> WholeCall | None:
+        """The layer in one call of the native kernel, which must be there; None if it does not take such a layer."""
+        p = self.parameters
+        shared = (len(p.A1), len(p.A2)) != (self.shape.routing_heads, self.shape.heads)
+        if shared or not native.is_addressable(*p, contiguous=True) or not native.fits(p.q[None], p):
+            return None
+        return WholeCall(p, self.shape)
+
+
+def why_modules(layer: HyperGLU) -> str | None:
+    """Why every module must be called, for what the layer is; None if compiled code may read the parameters instead."""
+    hooked = find_hooked(layer)
+    if hooked is not None:
+        return f"{hooked} {decode.HOOKED}"
+    lacks = any(part is None for part in (layer.op1, layer.op2, layer.gate_qk, layer.gate_vo))
+    return decode.own_option(layer) or ("the layer lacks a mixing or a gate" if lacks else None)
+
+
+_facts: OfThread[LayerFacts] = OfThread()
+
+
+def facts_of(layer: HyperGLU) -> LayerFacts:
+    return _facts.get(layer, LayerFacts)
+
+
+def whole_call(layer: HyperGLU) -> WholeCall:
+    """Of a layer whose route was just found to be "whole"."""
+    call = _facts.found[layer].whole
+    assert call is not None
+    return call
+
+
+def fastest(facts: LayerFacts, tokens: Tokens, cache: Cache | None, impl: str) -> Route:
+    """The way of a call that nobody watches."""
+    if facts.why is not None:
+        return Route("modules", impl, facts.why)
+    x, batched = tokens.x, tokens.order is None and not tokens.packed
+    plain = impl == "native" and batched and cache is None and native.is_addressable(x)
+    if plain and x.shape[0] * x.shape[1] <= native.MOST_TOKENS and facts.whole is not None:
         return Route("whole", impl, f"plain sequences of up to {native.MOST_TOKENS} tokens at a small width")
     return Route("fused", impl, "the usual layer, and nobody watches its modules")

@@ -10,11 +10,13 @@ Letters: B batch, T time, C width, H heads, K key width, V value width.
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
 from hypermlp.checks import divisible
-from hypermlp.mixers.base import Tokens
+from hypermlp.mixers.base import Cut, Tokens
 from hypermlp.mixers.parts import NORM_EPS, head_width, heads, init_linears, unit, whole
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops import plain
@@ -51,6 +53,7 @@ class RWKV7(MatrixMixer):
     """
 
     taps = 2  # the previous token
+    counted_by_head = ("n_head", "value_width")
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, negative: bool = False) -> None:
         super().__init__()
@@ -78,18 +81,28 @@ class RWKV7(MatrixMixer):
             self.shift.copy_(torch.stack([1 - place**power for power in SHIFTS.values()]))
             decays.spread_bias()
 
+    def cuts(self) -> dict[str, Cut]:
+        linears = ("r.weight", "k.weight", "v.weight", "w.2.weight", "w.2.bias", "a.1.weight", "a.1.bias", "g.2.weight")
+        others = ("remove_scale", "write_scale", "bonus", "norm.weight", "norm.bias")
+        return {**dict.fromkeys((*linears, *others), Cut()), "o.weight": Cut(dim=1)}
+
+    def part(self, count: int) -> Self:
+        part = super().part(count)
+        part.norm.num_groups, part.norm.num_channels = part.n_head, part.value_width
+        return part
+
     def step(self, tokens: Tokens, past: Past) -> MixResult:
         x = tokens.x
         change = previous(tokens, past.history) - x
         mixed = {name: x + change * shift for name, shift in zip(SHIFTS, self.shift, strict=True)}
-        H, C = self.n_head, self.width
-        w = -DECAY_LIMIT * torch.sigmoid(whole(self.w(mixed["w"]), C))
-        alpha = torch.sigmoid(whole(self.a(mixed["a"]), C))
-        k = whole(self.k(mixed["k"]), C)
-        kappa = unit(heads(k * self.remove_scale, H, C // H))
+        H, K = self.n_head, self.head_key_width
+        w = -DECAY_LIMIT * torch.sigmoid(whole(self.w(mixed["w"]), H * K))
+        alpha = torch.sigmoid(whole(self.a(mixed["a"]), H * K))
+        k = whole(self.k(mixed["k"]), H * K)
+        kappa = unit(heads(k * self.remove_scale, H, K))
         k = k * (1 + (alpha - 1) * self.write_scale)
         alpha = alpha * (1 + w.exp()) if self.negative else alpha
-        r, k, w, alpha = (heads(t, H, C // H) for t in (self.r(mixed["r"]), k, w, alpha))
+        r, k, w, alpha = (heads(t, H, K) for t in (self.r(mixed["r"]), k, w, alpha))
         v = heads(self.v(mixed["v"]), H, self.head_value_width)
         steps = Steps(r, k, v, w, -kappa, kappa * alpha)
         o, states = self.recur(steps, tokens, past)

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import at_least_one, choose_from, divisible
 from hypermlp.collectives import Rows
-from hypermlp.config import INIT_STD, ROPE_BASE, TAPS, Init
+from hypermlp.config import ROPE_BASE, TAPS, Init
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Cut, Mixer, Tokens, is_split, visible_slots
+from hypermlp.mixers.initial import init_weight
 from hypermlp.mixers.modules import join_linears
 from hypermlp.mixers.parts import CausalConv, RMSNorm
 from hypermlp.ops import dispatch, pointwise
@@ -89,7 +90,7 @@ class SoftmaxAttention(Mixer):
             if isinstance(module, CausalConv):
                 module.reset_parameters()
                 continue
-            nn.init.normal_(module.weight, 0, INIT_STD)
+            init_weight(module.weight)
             if module.bias is not None:
                 nn.init.normal_(module.bias, 0, 0)  # zero, but drawn: a seed's weights stay what they were
 

@@ -1,4 +1,4 @@
-"""How much each token takes from every token of its past, for whoever wants to look: softmax weights, HyperGLU's w.
+"""How much each token takes from every token of its past, to look at: softmax weights, HyperGLU's w.
 
     kept = Weights()
     y = layer(x, weights=kept)

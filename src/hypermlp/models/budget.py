@@ -31,7 +31,7 @@ class Matched:
     size: hybrid.Size  # what build_mixer takes; None: as published, or as the label says
     parameters: int  # of a hybrid, of all layers of its pattern
     target: int
-    note: str  # why it is not what one would expect; empty if nothing is to be said
+    note: str  # why it is not what one would expect; else empty
 
     @property
     def deviation(self) -> float:

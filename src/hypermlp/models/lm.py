@@ -18,9 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 from hypermlp.cache import Cache
 from hypermlp.checks import at_least_one, choose_from
-from hypermlp.config import IGNORED, INIT_STD, Init
+from hypermlp.config import IGNORED, INIT_STD, Init, InitScale
 from hypermlp.mixers import build_mixer, hybrid
 from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
+from hypermlp.mixers.initial import init_weight
 from hypermlp.mixers.int8 import is_quantized
 from hypermlp.mixers.lags import LagExtension, check_longer, fill
 from hypermlp.mixers.modules import known
@@ -49,6 +50,7 @@ class ModelConfig:
         size: of the mixers, see the registry, or one for each of several; None: as published.
         heads: of the mixers; None: as published, two for almost all. A mixer that has none refuses a number.
         init: how convolutions and lag factors begin (docs/layer.md).
+        init_scale: "0.02", "torch" or "width", at which the weights of the mixers' linear layers begin (docs/layer.md).
         inner: width of the feed-forward; None: 8/3 of the width ("llama") or 4 times.
         style: "llama" has RMSNorm and SwiGLU, "gpt2" LayerNorm, GELU and learned position embeddings. "nanogpt" is GPT-2 as
             nanoGPT trains it: no biases, and projections to the residual stream begin at 0.02 / √(2 depth).
@@ -66,6 +68,7 @@ class ModelConfig:
     size: int | tuple[int | None, ...] | None = None
     heads: int | None = None
     init: Init = "paper"
+    init_scale: InitScale = "0.02"
     inner: int | None = None
     style: Style = "llama"
     tied: bool = True
@@ -77,6 +80,7 @@ class ModelConfig:
             at_least_one("heads", self.heads)
         choose_from("style", self.style, get_args(Style))
         choose_from("init", self.init, get_args(Init))
+        choose_from("init_scale", self.init_scale, get_args(InitScale))
         if not self.mixer:
             raise ValueError("mixer must be a name or label, or several of them")
         if self.inner is None:
@@ -112,17 +116,28 @@ class ModelConfig:
         return self.style != "llama"
 
     def build_mixer(self, layer: int) -> Mixer:
-        """The mixer of a layer, counted from the input."""
+        """The mixer of a layer.
+
+        Args:
+            layer: counted from the input.
+        """
         name, size = self.layers[layer]
-        return build_mixer(name, self.width, self.length, size, heads=self.heads, init=self.init)
+        options: dict[str, Any] = {"heads": self.heads, "init": self.init, "init_scale": self.init_scale}
+        return build_mixer(name, self.width, self.length, size, **options)
 
     def replace(self, **changes: Any) -> ModelConfig:
-        """The same configuration with some fields changed."""
+        """The same configuration with some fields changed.
+
+        Args:
+            changes: field=value.
+        """
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields; without heads where they are as published, as in files from before they were a choice."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "heads" or value is not None}
+        """Its fields; without heads and init_scale where they are as usual, as in files from before they were a choice."""
+        usual = {"heads": None, "init_scale": "0.02"}
+        fields = dataclasses.asdict(self)
+        return {name: value for name, value in fields.items() if name not in usual or value != usual[name]}
 
     @classmethod
     def of(cls, config: ModelConfig | Mapping[str, Any]) -> ModelConfig:
@@ -190,6 +205,9 @@ class Block(nn.Module):
 class LanguageModel(nn.Module):
     """Tokens (B T) to logits (B T vocabulary).
 
+    Args:
+        config: sizes and mixers, a ModelConfig or a mapping of its fields.
+
     >>> model = LanguageModel(ModelConfig(vocabulary=257, width=32, depth=2, length=64, mixer=("hyperglu", "softmax")))
     >>> model(torch.zeros(1, 10, dtype=torch.long)).shape
     torch.Size([1, 10, 257])
@@ -212,7 +230,7 @@ class LanguageModel(nn.Module):
             self.head.weight = self.embedding.weight
 
     def reset_parameters(self) -> None:
-        """Begin again as a new model does; a model made on the meta device needs to_empty first."""
+        """Initialise all parameters again; a model made on the meta device needs to_empty first."""
         for module in self.modules():
             if isinstance(module, (Mixer, nn.RMSNorm, nn.LayerNorm)):
                 module.reset_parameters()
@@ -232,9 +250,11 @@ class LanguageModel(nn.Module):
         if self.config.style == "nanogpt":
             for block in self.blocks:
                 assert isinstance(block, Block)
-                for into in (getattr(block.mixer, "o", None), block.ffn.down):  # somebody's own mixer may lack it
-                    if isinstance(into, nn.Linear):
-                        nn.init.normal_(into.weight, 0, INIT_STD / math.sqrt(2 * self.config.depth))
+                fewer = math.sqrt(2 * self.config.depth)
+                if isinstance(into := getattr(block.mixer, "o", None), nn.Linear):  # somebody's own mixer may lack it
+                    init_weight(into.weight, self.config.init_scale, self.config.width, smaller=fewer)
+                assert isinstance(block.ffn, GELU)
+                init_weight(block.ffn.down.weight, smaller=fewer)
 
     def forward(
         self,
@@ -284,6 +304,10 @@ class LanguageModel(nn.Module):
         """Which way decoding these tokens (B T) takes, "model" (one call of compiled code) or "blocks", and why.
 
         Nothing is computed. Which way a layer takes within a block says its own `explain`.
+
+        Args:
+            tokens: the next token of each row.
+            cache: made by new_cache.
         """
         return explain(find_obstacle(self, self._parts(), tokens, cache.layers))
 

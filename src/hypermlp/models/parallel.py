@@ -2,8 +2,8 @@
 
 Every process computes with plain tensors. A process's part of a layer is a smaller layer of the same kind, with some of the
 heads, so it takes every way that a whole layer takes, compiled ones and decoding among them; what all parts give is summed.
-Parameters are distributed tensors, so optimisers, the norm of the gradient and checkpoints see the whole model. Those that hold
-several rows of heads (Cut.blocks) have their blocks as first dimension: a process then has the same heads of each block.
+Parameters are distributed tensors, so optimisers, the norm of the gradient and checkpoints see the whole model. Those that join
+several projections (Cut.blocks) have the processes as first dimension, since each has a part of every block: see `stacked`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from hypermlp.cache import CacheSpec
 from hypermlp.checks import divisible
-from hypermlp.collectives import Rows, Sum, SumGradient
+from hypermlp.collectives import Gather, Rows, Sum, SumGradient
 from hypermlp.mixers.base import Cut, Mixer
 from hypermlp.models.lm import GELU, LanguageModel, SwiGLU
 
@@ -102,17 +102,27 @@ def own_rows(x: Tensor, mesh: DeviceMesh) -> Tensor:
     return Rows(mesh["cp"].get_group()).of(x)
 
 
-def in_blocks(model: nn.Module) -> set[str]:
-    """Names of the parameters whose first dimension are blocks of heads, and which have one dimension more than usual."""
+def in_blocks(model: nn.Module) -> dict[str, Cut]:
+    """The parameters that are `stacked`, by name, and how."""
     divided = [(place, module) for place, module in model.named_modules() if isinstance(module, Divided)]
-    found = {f"{place}.{name}".removeprefix(".") for place, m in divided for name, cut in m.cuts.items() if cut.blocks > 1}
-    return found & {name for name, _ in model.named_parameters()}
+    cuts = {f"{place}.{name}".removeprefix("."): cut for place, m in divided for name, cut in m.cuts.items()}
+    return {name: cuts[name] for name, _ in model.named_parameters() if name in cuts and len(cuts[name].blocks) > 1}
+
+
+def stacked(p: Tensor, cut: Cut, count: int) -> Tensor:
+    """p (rows …) as (count, rows / count …): what each of the processes has of all blocks, one below the other."""
+    return torch.cat([block.unflatten(0, (count, -1)) for block in p.split(cut.sizes(p.shape[0]))], dim=1)
+
+
+def unstacked(p: Tensor, cut: Cut) -> Tensor:
+    """The inverse of stacked."""
+    return torch.cat([block.flatten(0, 1) for block in p.split(cut.sizes(p.shape[1]), dim=1)])
 
 
 def check_rows(model: nn.Module, mixers: Iterable[Mixer]) -> None:
     """Refuse what cannot share a sequence."""
     if isinstance(model, LanguageModel) and model.positions is not None:
-        raise ValueError('learned positions (style="gpt2") would begin anew in every piece of a sequence; use style="llama"')
+        raise ValueError('learned positions (style="gpt2") would restart in every piece of a sequence; use style="llama"')
     for mixer in mixers:
         if type(mixer).mix_rows is Mixer.mix_rows:
             mixer.mix_rows(torch.empty(0), cast("Rows", None))  # says why
@@ -137,8 +147,10 @@ def divide(model: nn.Module, mixers: Mapping[str, Mixer], mesh: DeviceMesh, rows
     made: dict[nn.Parameter, nn.Parameter] = {}  # a tied head stays tied
     for module, part, cuts in plans:
         distribute(module, mesh, cuts, made)
-        if rows is not None and isinstance(part, Mixer):
-            share_rows(part, rows)
+        if isinstance(part, Mixer):
+            part.group = mesh.get_group()
+            if rows is not None:
+                share_rows(part, rows)
         adopt(module, DividedMixer if isinstance(module, Mixer) else Divided, part=part, cuts=cuts, group=mesh.get_group())
     for module in around:
         part = copy.deepcopy(module).to("meta")
@@ -168,8 +180,8 @@ def distribute(module: nn.Module, mesh: DeviceMesh, cuts: Mapping[str, Cut], mad
         cut = cuts.get(name)
         if p not in made:
             value, placement = p.detach(), Replicate() if cut is None else Shard(cut.dim)
-            if cut is not None and cut.blocks > 1:
-                value, placement = value.unflatten(cut.dim, (cut.blocks, -1)), Shard(cut.dim + 1)
+            if cut is not None and len(cut.blocks) > 1:
+                value = stacked(value, cut, mesh.size())
             made[p] = nn.Parameter(distribute_tensor(value, mesh, [placement]), requires_grad=p.requires_grad)
         parent, _, leaf = name.rpartition(".")
         module.get_submodule(parent)._parameters[leaf] = made[p]
@@ -211,10 +223,19 @@ class Divided(nn.Module):
     def of_part(self, name: str, p: Tensor) -> Tensor:
         """What the part computes with instead of a parameter."""
         value, cut = local(p), self.cuts.get(name)
+        if cut is not None and len(cut.blocks) > 1:
+            blocks = value[0].split(cut.sizes(value.shape[1]))
+            whole = (gathered(block, self.group) if i in cut.shared else block for i, block in enumerate(blocks))
+            return torch.cat([*whole]) if cut.shared else value[0]
         if cut is not None:
-            return value.flatten(cut.dim, cut.dim + 1) if cut.blocks > 1 else value
+            return value
         shared = cast("Tensor", SumGradient.apply(value, self.group))
         return shared / self.group.size() if name in AFTER_SUM else shared
+
+
+def gathered(block: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Rows of all processes, one after the other; the gradient of each is the sum of theirs."""
+    return cast("Tensor", Gather.apply(block, group)).flatten(0, 1)
 
 
 class DividedMixer(Divided):
@@ -222,7 +243,7 @@ class DividedMixer(Divided):
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         if options.get("weights") is not None:
-            raise ValueError("each process has the weights of its own heads alone: make tp=1 to read weights")
+            raise ValueError("each process has the weights of its own heads alone: set tp=1 to read weights")
         return super().forward(x, **options)
 
     def cache_spec(self) -> CacheSpec:
@@ -253,4 +274,4 @@ class RowsMixer(nn.Module):
         return mixer.mix_rows(x, self.rows)
 
     def new_cache(self, *arguments: Any, **options: Any) -> None:
-        raise ValueError("a sequence that processes share has no cache: make cp=1 to decode")
+        raise ValueError("a sequence that processes share has no cache: set cp=1 to decode")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from hypermlp.files import TOKENIZER, whole_file, write_json
 from hypermlp.mixers.int8 import CODES, quantize
 from hypermlp.mixers.lags import LagExtension
+from hypermlp.models.bundled import find_model
 from hypermlp.models.lm import LanguageModel, ModelConfig
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -67,11 +68,15 @@ def save_weights(model: nn.Module, folder: Path) -> None:
         save_file({name: tensor.cpu().contiguous() for name, tensor in weights(model).items()}, fresh, {"format": "pt"})
 
 
-def load_model(folder: Path, length: int | None = None, lag_extension: LagExtension | None = None) -> LanguageModel:
+def load_model(folder: str | Path, length: int | None = None, lag_extension: LagExtension | None = None) -> LanguageModel:
     """The model that `save_model` or `hypermlp export` wrote; no code of the folder is executed.
 
-    length: a longer context than it was trained for; lag_extension then says what its new lags get (LanguageModel.extended).
+    Args:
+        folder: where it is, or "hypermlp:language", which comes with the package.
+        length: a longer context than it was trained for.
+        lag_extension: what the new lags of a longer context get (LanguageModel.extended).
     """
+    folder = find_model(folder)
     config = read_config(folder)
     model = LanguageModel(config)
     saved = read_weights(folder)
@@ -113,6 +118,11 @@ def read_config(folder: Path) -> ModelConfig:
         kind = values.pop("model_type", None)
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
+    if str(kind).startswith(MODEL_TYPE) and kind != MODEL_TYPE:
+        raise ValueError(
+            f"{folder} is a model of a task and reads no text; hypermlp explore --model shows it on the task's examples, "
+            "and hypermlp eval --model scores it"
+        )
     if kind != MODEL_TYPE:
         raise ValueError(f"{path} has model_type {kind!r}; it must be {MODEL_TYPE!r}")
     if "transformers_version" in values:

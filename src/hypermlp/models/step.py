@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -31,7 +32,7 @@ for kind in (nn.Embedding, nn.RMSNorm, nn.LayerNorm, nn.ModuleList, HyperGLU, Hy
 
 
 class Parts(NamedTuple):
-    """What a language model is made of, whoever owns it."""
+    """The parts of a language model."""
 
     embedding: Any  # modules; which they are is asked by `obstacle`
     positions: Any | None
@@ -92,7 +93,7 @@ class ModelStep:
         return all(own() is layer and k() is layer.slots["k"] for (own, k), layer in zip(self.attached, layers, strict=True))
 
 
-_steps = OfThread()
+_steps: OfThread[ModelStep] = OfThread()
 
 
 def step(model: nn.Module, parts: Parts, tokens: Tensor, layers: Sequence[Cache]) -> Tensor | None:
@@ -106,7 +107,7 @@ def step(model: nn.Module, parts: Parts, tokens: Tensor, layers: Sequence[Cache]
     if why is not None:
         return None
     try:
-        return cast("ModelStep", _steps.found[model]).run(tokens, layers)
+        return _steps.found[model].run(tokens, layers)
     except (IndexError, ValueError):  # no token, or a cache of another shape: the modules say what is wrong
         return None
 
@@ -123,9 +124,7 @@ def find_obstacle(model: nn.Module, parts: Parts, tokens: Tensor, layers: Sequen
         return "one call takes one token for each row"
     if not tokens.is_cpu or tokens.is_floating_point() or len(layers) != len(parts.blocks):
         return "tokens or caches that are elsewhere, or that the modules refuse"
-    found: ModelStep | None = _steps.found.get(model)
-    if found is None or not found.holds():
-        found = _steps.found[model] = ModelStep(model, parts)
+    found = _steps.get(model, partial(ModelStep, parts=parts))
     if found.why is not None:
         return found.why
     if torch.is_grad_enabled() and any(p.requires_grad for p in found.watch.parameters):

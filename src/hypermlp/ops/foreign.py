@@ -1,4 +1,4 @@
-"""Kernels that others publish for the rivals, used where they are installed: on a GPU a rival should run in its fastest form.
+"""Published kernels for the rivals, used where they are installed: on a GPU a rival should run in its fastest form.
 
 flash-linear-attention (fla) has the recurrences with a matrix-valued state, GSA, PaTH and HGRN; mamba_ssm has Mamba's scan.
 They serve whole sequences in bfloat16 or float16 on CUDA; everything else (float32, documents packed into a row, single tokens,

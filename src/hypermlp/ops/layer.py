@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp.ops import dispatch, native, reference
+from hypermlp.ops.native.layer import WholeCall
 from hypermlp.ops.observer import needs_gradient
 from hypermlp.ops.parameters import LayerParameters, LayerShape
 from hypermlp.ops.pointwise import kernels, kernels_for
@@ -220,34 +221,35 @@ class OwnedReadOut(torch.autograd.Function):
         return (d_o.view(ctx.shape), d_gate, d_weight, d_bias, None, *(None for _ in tensors))
 
 
-def run_whole(x: Tensor, p: LayerParameters, shape: LayerShape) -> Tensor:
+def run_whole(x: Tensor, call: WholeCall) -> Tensor:
     """A layer on plain sequences x (B T C) in one call of compiled code, and one node of autograd where that records."""
-    if needs_gradient(x, *p):
-        return cast("Tensor", FusedLayer.apply(x, shape, *p))
-    return native.layer.forward(x, p, shape)[0]
+    if needs_gradient(x, *call.parameters):
+        return cast("Tensor", FusedLayer.apply(x, call, *call.parameters))
+    return call.forward(x)[0]
 
 
 class FusedLayer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shape: LayerShape, *parameters: Tensor | None) -> Tensor:
-        y, kept = native.layer.forward(x, LayerParameters._make(parameters), shape)
-        ctx.shape = shape
+    def forward(ctx: Any, x: Tensor, call: WholeCall, *parameters: Tensor | None) -> Tensor:
+        y, kept = call.forward(x)
+        ctx.call = call
         ctx.save_for_backward(x, kept, *parameters)
         return y
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Any, ...]:
         x, kept, *parameters = ctx.saved_tensors
-        p = LayerParameters._make(parameters)
+        p, call = LayerParameters._make(parameters), ctx.call
         if torch.is_grad_enabled():
 
             def plain(x: Tensor, *parameters: Tensor | None) -> Tensor:
-                return plain_layer(x, LayerParameters._make(parameters), ctx.shape)
+                return plain_layer(x, LayerParameters._make(parameters), call.shape)
 
             d_x, *plainly = gradients_with_graph(plain, (x, *p), (d_y,))
             return (d_x, None, *plainly)
-        wanted = LayerParameters._make(ctx.needs_input_grad[2:])
-        d_x, found = native.layer.backward(d_y, x, kept, p, ctx.shape, wanted)
+        if not call.reads(p):  # kept elsewhere until now, or replaced
+            call = WholeCall(p, call.shape)
+        d_x, found = call.backward(d_y, x, kept, LayerParameters._make(ctx.needs_input_grad[2:]))
         return (d_x, None, *found)
 
 

@@ -1,4 +1,4 @@
-"""Who observes a call: what may be bypassed depends on it, and it is asked here alone."""
+"""Who observes a call: it decides what may be bypassed."""
 
 from __future__ import annotations
 

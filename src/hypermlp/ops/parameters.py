@@ -5,7 +5,8 @@ Letters as in ops/types.py; C width, W taps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -70,6 +71,16 @@ def join(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Te
         return torch.cat(list(weights)), None
     filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
     return torch.cat(list(weights)), torch.cat(filled)
+
+
+DTYPE = operator.attrgetter("dtype")
+
+
+def placement(tensors: Iterable[Tensor]) -> list[Any]:
+    """Where tensors lie, and how: two that are equal are read alike, whatever numbers are there now."""
+    found = list(tensors)
+    lying = [*map(Tensor.data_ptr, found), *map(Tensor.stride, found), *map(Tensor.is_neg, found)]
+    return [*lying, *map(Tensor.size, found), *map(DTYPE, found)]
 
 
 class LinearWeights(NamedTuple):

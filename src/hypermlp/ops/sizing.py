@@ -1,4 +1,4 @@
-"""What suits a device: rows of a strip, sequences computed together, the type of products, whether torch.compile sees steps.
+"""Sizes for a device: rows of a strip, sequences computed together, the type of products, whether torch.compile sees steps.
 
 A CPU wants buffers that stay in a cache. A GPU wants few, large operations: a strip is a quarter of the context and holds the
 whole batch, and its height shrinks as slots, heads or sequences grow, so that a buffer keeps its size.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Group
@@ -12,6 +12,7 @@ from hypermlp.bench import decode
 from hypermlp.bench.contestants import BASELINE
 from hypermlp.bench.layer import Shape
 from hypermlp.report.bench_pictures import clock_name, exponent, thread_counts
+from hypermlp.report.markdown import markdown_table
 from hypermlp.report.terminal import Column, tabulate
 
 Row = dict[str, Any]
@@ -175,23 +176,6 @@ def mixers_markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def steps_markdown(runs: Mapping[str, Sequence[Row]]) -> str:
-    """Steps of small models before a change and after it, whole and fixed, in ms, for the documents; the lowest of the runs.
-
-    runs: "before-1", "after-fixed-2", … → rows.
-    """
-    kinds = ("before", "after", "before-fixed", "after-fixed")
-    lines = ["| model | mixer | step before | after | fixed before | after |", "| --- | --- | ---: | ---: | ---: | ---: |"]
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for name, rows in runs.items():
-        for row in rows:
-            best, kind = found.setdefault((row["model"], row["mixer"]), {}), name.rpartition("-")[0]
-            best[kind] = min(best.get(kind, math.inf), 1e3 * row["training_1t"]["seconds"])
-    for key, times in found.items():
-        lines.append("| " + " | ".join([*key, *(f"{times[kind]:.1f}" for kind in kinds)]) + " |")
-    return "\n".join(lines)
-
-
 def model_markdown(rows: Sequence[Row]) -> str:
     """The table of whole models for the documents: HyperGLU's beside softmax attention's of equal size."""
     lines = [
@@ -210,12 +194,10 @@ def model_markdown(rows: Sequence[Row]) -> str:
 
 
 def layer_markdown(rows: Sequence[Row]) -> str:
-    """The table that the README quotes: native HyperGLU relative to softmax attention and to the authors' code."""
-    lines = [
-        "| batch × tokens × width | forward ÷ softmax's | training step ÷ softmax's | its memory ÷ softmax's "
-        "| authors' training step ÷ ours |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    """A table for the documents: native HyperGLU relative to softmax attention and to the authors' code."""
+    heads = ["batch × tokens × width", "forward ÷ softmax's", "training step ÷ softmax's", "its memory ÷ softmax's"]
+    heads += ["authors' training step ÷ ours"] if any(row["contestant"] == "authors" for row in rows) else []
+    lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
     for shape in dict.fromkeys(tuple(row["shape"]) for row in rows):
         by_name = {row["contestant"]: row for row in rows if tuple(row["shape"]) == shape}
         ours, rival, authors = (by_name.get(name) for name in ("hyperglu native", BASELINE, "authors"))
@@ -223,9 +205,56 @@ def layer_markdown(rows: Sequence[Row]) -> str:
             continue
         forward, training = (two_ratios(ours, phase) for phase in ("forward", "training"))
         memory = ours["training_extra_bytes"] / rival["training_extra_bytes"]
-        faster = "" if authors is None else f"{authors['training_2t']['seconds'] / ours['training_2t']['seconds']:.1f}"
-        lines.append(f"| {' × '.join(map(str, shape))} | {forward} | {training} | {memory:.2f} | {faster} |")
+        cells = [" × ".join(map(str, shape)), forward, training, f"{memory:.2f}"]
+        cells += [] if authors is None else [f"{authors['training_2t']['seconds'] / ours['training_2t']['seconds']:.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def speed_markdown(rows: Sequence[Row], narrow: Sequence[Row], small: Sequence[Row]) -> str:
+    """What the README says of a layer's speed: training steps relative to softmax attention's, with two threads."""
+    wide = [found for found in training_ratios(rows) if found.width == 768]
+    long = training_ratios(narrow)
+    (least,) = training_ratios(small)
+    tokens = [found.tokens for found in wide]
+    times, memories = ([getattr(found, what) for found in wide] for what in ("time", "memory"))
+    return "\n".join(
+        [
+            f"- Width 768, {min(tokens):,} to {max(tokens):,} tokens: {min(times):.2f} to {max(times):.2f} of the time, "
+            f"{min(memories):.2f} to {max(memories):.2f} of the memory.",
+            f"- Width 256: {words([f'{found.time:.2f}' for found in long])} of the time at "
+            f"{words([f'{found.tokens:,}' for found in long])} tokens.",
+            f"- Width {least.width}, {least.rows} rows of {least.tokens} tokens: {least.time:.2f} of the time.",
+        ]
+    )
+
+
+class TrainingRatio(NamedTuple):
+    """A training step of native HyperGLU relative to softmax attention's, two threads."""
+
+    rows: int
+    tokens: int
+    width: int
+    time: float
+    memory: float  # nan: not measured
+
+
+def training_ratios(rows: Sequence[Row]) -> list[TrainingRatio]:
+    found = []
+    for shape in dict.fromkeys(tuple(row["shape"]) for row in rows):
+        ours, rival = (
+            next(row for row in rows if tuple(row["shape"]) == shape and row["contestant"] == name)
+            for name in ("hyperglu native", BASELINE)
+        )
+        memories = [row.get("training_extra_bytes", math.nan) for row in (ours, rival)]
+        batch, tokens, width = shape
+        found.append(TrainingRatio(batch, tokens, width, ours["training_2t"]["ratio"]["median"], memories[0] / memories[1]))
+    return found
+
+
+def words(items: Sequence[str]) -> str:
+    """a, b and c."""
+    return f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def two_ratios(row: Row, phase: str) -> str:
@@ -234,8 +263,18 @@ def two_ratios(row: Row, phase: str) -> str:
     return f"{two:.2f} ({one:.2f})"
 
 
+def profile_markdown(rows: Sequence[Row]) -> str:
+    """Where a training step's time goes, for the documents: milliseconds under the profiler."""
+    cells = []
+    for row in rows:
+        spent = row["milliseconds"].values()
+        times = [f"{time:.0f}" for time in (*spent, sum(spent))]
+        cells.append([row["contestant"], " × ".join(map(str, row["shape"])), *times])
+    return markdown_table(["layer", "batch × tokens × width", *rows[0]["milliseconds"], "all"], cells)
+
+
 def decode_markdown(rows: Sequence[Row]) -> str:
-    """The table of decoding that the README quotes."""
+    """The table of decoding, for the documents."""
     ours = [row for row in rows if row["contestant"] == "hyperglu"]
     batches = list(dict.fromkeys(row["batch"] for row in ours))
     lines = ["| context | " + " | ".join(f"time ÷ softmax's, batch {b}" for b in batches) + " | cache bytes ÷ softmax's |"]

@@ -45,7 +45,7 @@ def show_budget(console: Console, width: int, length: int, names: Sequence[str] 
         rows.append([name, *cells, f"{total:,}", f"{total / target:.3f}", str(m.size or ""), feed_forward(m, width)])
     show_table(console, "", heads, rows)
     say(console, f"Parts are in units of {width}²; total and its ratio to the budget are those of the published sizes.")
-    say(console, "size: the one within 1 % of the budget, where it is another. inner: whose feed-forward is wider instead.")
+    say(console, "size: what meets the budget within 1 %. inner: the feed-forward's width, where that is changed instead.")
     for note in dict.fromkeys(m.note for m in found.values() if m.note):
         say(console, f"{', '.join(name for name, m in found.items() if m.note == note)}: {note}")
 
@@ -64,7 +64,7 @@ def show_models(console: Console, name: str) -> None:
         sizes = [str(model.depth), str(many), size, str(model.inner)]
         rows.append([title, mixer, *sizes, f"{own:,}", f"{own / (4 * model.width**2):.3f}", f"{count(model):,}"])
     show_table(console, f"{name}, width {model.width}, budget=paper", heads, rows)
-    say(console, "Rivals are as published; HyperMLP and HyperGLU pay with the width of q and k (section 2.6).")
+    say(console, "Rivals are as published; HyperMLP and HyperGLU have narrower q and k to meet the budget (section 2.6).")
 
 
 def feed_forward(found: Matched, width: int) -> str:

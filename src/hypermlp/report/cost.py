@@ -1,4 +1,4 @@
-"""What a study will cost, on the terminal."""
+"""The cost of a study, on the terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def show_costs(console: Console, costs: Sequence[StudyCost], workers: int) -> No
     rows.append(["core hours", *(f"{hours:.1f}" for hours in sums), f"{total:.1f}"])
     show_table(console, "milliseconds of a step", heads, rows)
     text = f"About {total:.1f} core hours, {total / workers:.1f} hours with {workers} workers"
-    say(console, f"{text}; widened grids and ties add to it, runs that end early save.")
+    say(console, f"{text}; widened grids and ties add time, runs that end early save some.")
 
 
 def title(setting: str) -> str:

@@ -9,11 +9,11 @@ from markupsafe import Markup
 
 from hypermlp.files import Record
 from hypermlp.report.charts import COLOURS, Axis, Chart, Line, category_axis, numeric_axis
+from hypermlp.report.markup import LABELS, paragraph
 from hypermlp.report.markup import charts as side_by_side
-from hypermlp.report.markup import paragraph
 from hypermlp.report.table1 import task_title
 from hypermlp.verdicts.estimates import ENOUGH, Estimate, estimate, seeds_text
-from hypermlp.verdicts.results import AVERAGE, LOSS, Results, mean_curve
+from hypermlp.verdicts.results import AVERAGE, LOSS, Results, mean_curve, plain_name
 
 FIRST = ("G-cg-q-12o", "R-cg-q-12o", "S-pc", "R-pc", "S-p", "R-cg-q")  # coloured wherever they were run, and alike
 AXES = {
@@ -86,6 +86,9 @@ def how_drawn(study: Results, lines: Sequence[Line]) -> str:
         parts.append("Bands are 95 % confidence intervals.")
     if len(study.mixers) > COLOURS:
         parts.append(f"{len(study.mixers) - COLOURS} of the {len(study.mixers)} mixers are grey.")
+    labels = [mixer for mixer in study.mixers if LABELS.fullmatch(mixer) and plain_name(mixer) != mixer]
+    if labels:
+        parts.append(f"{', '.join(f'{mixer} is {plain_name(mixer)}' for mixer in labels)}.")
     return " ".join(parts)
 
 

@@ -35,6 +35,12 @@ def perplexity_table(title: str, result: Mapping[str, Any], width: int) -> Group
     return tabulate(width, heading, [Column(name) for name in FIGURES], [row], keys=0)
 
 
+def task_score_table(title: str, result: Mapping[str, Any], width: int) -> Group:
+    heads = [Column("mixer"), Column("task", left=True), Column("examples"), Column("right, %")]
+    row = [result["mixer"], result["task"], str(result["examples"]), f"{100 * result['accuracy']:.1f}"]
+    return tabulate(width, title, heads, [row])
+
+
 def summary_table(models: Mapping[str, Mapping[str, float]], size: str | None, width: int) -> Group:
     """Scores, average ranks and first places of models (name → benchmark → score), beside the paper's of a size ("340M")."""
     everyone: dict[str, Mapping[str, float]] = dict(models)

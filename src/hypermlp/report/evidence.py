@@ -11,15 +11,16 @@ from matplotlib.figure import Figure
 from hypermlp.report.markdown import markdown_table
 from hypermlp.report.style import new_figure
 from hypermlp.report.table1 import task_title
-from hypermlp.report.words import beside, claim_words, digits, evidence_words, gain_words, numbers
+from hypermlp.report.words import beside, claim_words, corrected_words, digits, evidence_words, gain_words, numbers
 from hypermlp.verdicts.claims import CONTRADICTED, LEVEL, SUPPORTED, Evidence, judge_claims, smallest, weigh
 from hypermlp.verdicts.estimates import NONE
 from hypermlp.verdicts.predictions import HYPERGLU, HYPERMLP, predictions
-from hypermlp.verdicts.results import AVERAGE, CEILING, FLOOR, LOSS, Results, title_of
+from hypermlp.verdicts.results import AVERAGE, CEILING, FLOOR, LOSS, LOSSES, VALIDATION, Results, plain_name, title_of
 
 SHOWN = ("S-pc", "gated_deltanet")  # rivals of the table
 RIVALS = (*SHOWN, "deltanet", "mamba", "gla", HYPERMLP)
 STANDS = {SUPPORTED: "ahead", CONTRADICTED: "behind", LEVEL: "level", CEILING: "both solve it", FLOOR: "both guess"}
+UNITS = {VALIDATION: "validation loss in nats", LOSS: "loss in nats"}
 COLOURS = {SUPPORTED: "tab:green", CONTRADICTED: "tab:red"}  # grey: neither
 
 
@@ -27,8 +28,8 @@ def measures(studies: Sequence[Results]) -> list[tuple[Results, str, str]]:
     """Study, measure, and what that is called; a measure that a later study has too stands behind the first, with its steps."""
     found: dict[str, list[tuple[Results, str, str]]] = {}
     for study in studies:
-        for measure in [*([LOSS] if study.language else []), *study.tasks]:
-            name = "Language" if measure == LOSS else task_title(measure)
+        for measure in [*study.losses[:1], *study.tasks]:
+            name = "Language" if measure in LOSSES else task_title(measure)
             again = f", {study.plans['mad']['steps'][measure]:,} steps" if measure in found else ""
             found.setdefault(measure, []).append((study, measure, name + again))
     return [item for items in found.values() for item in items]
@@ -44,11 +45,24 @@ def evidence_markdown(*studies: Results) -> str:
     rows = []
     for study, measure, name in measures(studies):
         found = [standing(study, rival, measure) for rival in SHOWN]
-        row = [f"{name}, {'loss in nats' if measure == LOSS else '%'}", mean_text(study, HYPERGLU, found[0])]
+        row = [f"{name}, {UNITS.get(measure, '%')}", mean_text(study, HYPERGLU, found[0])]
         for rival, item in zip(SHOWN, found, strict=True):
             row += [mean_text(study, rival, item), NONE if item.gain is None else f"{stands(item)}, {gain_words(item)}"]
         rows.append(row)
     heads = ["", title_of(HYPERGLU), *(head for rival in SHOWN for head in (title_of(rival) or rival, "HyperGLU is"))]
+    return markdown_table(heads, rows)
+
+
+def standing_markdown(*studies: Results) -> str:
+    """The same in short, for a first look: means, and where HyperGLU stands, with rivals by their plain names."""
+    rows = []
+    for study, measure, name in measures(studies):
+        found = [standing(study, rival, measure) for rival in SHOWN]
+        row = [f"{name}, {UNITS.get(measure, '%')}", mean_text(study, HYPERGLU, found[0])]
+        for rival, item in zip(SHOWN, found, strict=True):
+            row += [mean_text(study, rival, item), NONE if item.gain is None else stands(item)]
+        rows.append(row)
+    heads = ["", plain_name(HYPERGLU), *(head for rival in SHOWN for head in (plain_name(rival), "HyperGLU is"))]
     return markdown_table(heads, rows)
 
 
@@ -85,21 +99,23 @@ def picture(*studies: Results) -> Figure:
         ax.set_yticks(range(len(RIVALS)), [] if place % columns else [title_of(rival) or rival for rival in RIVALS])
         ax.set_ylim(len(RIVALS) - 0.5, -0.5)
         ax.set_title(name, fontsize=10)
-        ax.set_xlabel("nats saved" if measure == LOSS else "points gained", fontsize=9)
+        ax.set_xlabel("nats saved" if measure in LOSSES else "points gained", fontsize=9)
     return figure
 
 
 def verdicts_markdown(study: Results) -> str:
-    """Claims and predictions with their verdicts, for a document."""
-    lines = ["| claim | verdict here | gains (loss: saved) |", "| --- | --- | --- |"]
-    for i, claim in enumerate(judge_claims(study), 1):
-        lines.append(f"| {i}. {claim.title} | {claim_words(claim)} | {numbers(claim) or NONE} |")
+    """Claims and predictions with their verdicts, for a document; beside verdicts on other terms, those by t with Holm."""
+    claims = judge_claims(study)
+    head = [] if all(claim.is_corrected for claim in claims) else ["by Student’s t with Holm"]
+    lines = [f"| {' | '.join(['claim', 'verdict here', *head, 'gains (loss: saved)'])} |", f"|{' --- |' * (3 + len(head))}"]
+    for i, claim in enumerate(claims, 1):
+        corrected = [corrected_words(claim).partition(": ")[2] or NONE] if head else []
+        lines.append(f"| {' | '.join([f'{i}. {claim.title}', claim_words(claim), *corrected, numbers(claim) or NONE])} |")
     for found in predictions(study):
         item = found.evidence
         shown = f"with mixing − without: {gain_words(item)}{beside(item)}"
-        lines.append(
-            f"| Table 4: {found.expected} gain on {task_title(found.task).lower()} | {evidence_words(item)} | {shown} |"
-        )
+        title = f"Table 4: {found.expected} gain on {task_title(found.task).lower()}"
+        lines.append(f"| {' | '.join([title, evidence_words(item), *([NONE] if head else []), shown])} |")
     return "\n".join(lines)
 
 

@@ -26,6 +26,7 @@ from hypermlp.report.terminal import say
 from hypermlp.runs.generate import open_model
 from hypermlp.studies.task_models import is_task_model, open_task_model
 from hypermlp.tasks.mad_settings import spell
+from hypermlp.verdicts.results import plain_name
 
 HERE = Path(__file__).parent / "explorer"
 GUESSES = 5  # of the next token that a page keeps
@@ -59,7 +60,16 @@ def show_explore(
     if not 1 <= len(folders) <= 2:
         raise ValueError(f"{len(folders)} models were given; the page shows one, or the difference of two")
     refuse_foreign(out, force=force)
-    subjects = [open_task(folder, example) if is_task_model(folder) else open_subject(folder, text) for folder in folders]
+    asked = [is_task_model(folder) for folder in folders]
+    if text and any(asked):
+        raise ValueError(
+            f"{folders[asked.index(True)]} is a model of a task and reads the task's test examples: choose one with --example, "
+            "and leave out the text"
+        )
+    subjects = [
+        open_task(folder, example) if of_task else open_subject(folder, text)
+        for folder, of_task in zip(folders, asked, strict=True)
+    ]
     page = build_page(subjects)
     write_own(out, page, force=force)
     size = f"{len(subjects[0].tokens)} tokens, {out.stat().st_size / 1e6:.1f} MB"
@@ -131,10 +141,17 @@ def build_page(subjects: Sequence[Subject]) -> str:
 
 def about(subjects: Sequence[Subject], names: Sequence[str]) -> str:
     told = [
-        f"{name}: {type(subject.model).__name__} with {count_parameters(subject.model):,} parameters"
-        for subject, name in zip(subjects, names, strict=True)
+        f"{known(name)} ({count_parameters(subject.model):,} parameters)" for subject, name in zip(subjects, names, strict=True)
     ]
-    return f"{'; '.join(told)}. {len(subjects[0].tokens)} tokens. Every number is computed from the layers’ own parameters."
+    return (
+        f"{' and '.join(told)} read{'s' if len(told) == 1 else ''} {len(subjects[0].tokens)} tokens. Choose a token, a layer "
+        "and a head: the page shows which earlier tokens the head reads there, and why."
+    )
+
+
+def known(name: str) -> str:
+    """A label with the name that a reader may know."""
+    return name if plain_name(name) == name else f"{plain_name(name)} {name}"
 
 
 def model_data(subject: Subject, name: str) -> dict[str, Any]:

@@ -26,6 +26,12 @@ def lag_kernels(study: Results) -> Markup:
         "every lag and A Diag(s) Bᵀ is near 0; of the latter the head is drawn where it has become largest, with s averaged "
         "over the test set."
     )
+    html += paragraph(
+        "How to read a map: a row is the lag from which a score is taken, a column the lag to which it is added. A blue cell "
+        "in row 5, column 2 says that a good score five tokens back raises the slot two tokens back. A stripe beside the "
+        "diagonal shifts all scores by the same distance. The curves of D say how much of a score stays where it is: all of "
+        "it at 1, nothing at 0, and below 0 it is turned round."
+    )
     for record in shown:
         figures = [*map(mixing_map, record["lag_kernels"]), *map(diagonal_chart, record["lag_kernels"])]
         html += heading(TITLES[record["task"]]) + charts(figures)

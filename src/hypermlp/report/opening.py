@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from hypermlp.report.markup import plural
 from hypermlp.report.shown import unit_of
 from hypermlp.report.table1 import task_title
-from hypermlp.report.words import beside, claim_words, gain_words, measure_words
+from hypermlp.report.words import beside, claim_words, corrected_words, gain_words, measure_words
 from hypermlp.verdicts.claims import CONTRADICTED, WORDS, Claim, Verdict
 from hypermlp.verdicts.estimates import seeds_text
 from hypermlp.verdicts.judged import Judged
 from hypermlp.verdicts.predictions import HYPERGLU, HYPERMLP
 from hypermlp.verdicts.registration import deviations
-from hypermlp.verdicts.results import AVERAGE, LOSS, Results, plain_name
+from hypermlp.verdicts.results import AVERAGE, LOSS, LOSSES, Results, plain_name
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,17 @@ class Opening:
     origin: str
 
 
+TOO_SHORT = (
+    "A quick run: it shows that everything works. Its models were trained too shortly to rank them, so nothing is judged "
+    "here; the same study without the quick scale, with several seeds, ranks them."
+)
+
+
 def opening(study: Judged) -> Opening:
     counts = Counter(claim.verdict.word for claim in study.claims)
     return Opening(
         title(study.results),
-        lead(study.results),
+        TOO_SHORT if study.results.quick else lead(study.results),
         "Claims of the paper" if study.results.protocol is None else "Claims that were registered",
         [(word, f"{counts[word]} {word}") for word in WORDS if counts[word]],
         [f"Not registered beforehand: {problem}." for problem in study.results.unregistered],
@@ -53,13 +59,15 @@ def opening(study: Judged) -> Opening:
 
 def deciding(claim: Claim) -> list[str]:
     """The gains that a reader needs first: of the halves, where there are such, and of tasks on which the claim fails."""
-    whole = [item for item in claim.judged if item.measure in (AVERAGE, LOSS)]
+    whole = [item for item in claim.judged if item.measure in (AVERAGE, *LOSSES)]
     shown = [item for item in claim.judged if item in whole or not whole or item.verdict == Verdict(CONTRADICTED)]
     found: dict[str, list[str]] = {}
     for item in shown:
         pair = f"{with_name(item.better)} − {with_name(item.worse)}"
         found.setdefault(pair, []).append(f"{measure_words(item.measure)} {gain_words(item)}{beside(item)}")
-    return [f"{pair}: {'; '.join(gains)}" for pair, gains in found.items()]
+    lines = [f"{pair}: {'; '.join(gains)}" for pair, gains in found.items()]
+    corrected = corrected_words(claim)
+    return [*lines, f"{corrected[0].upper()}{corrected[1:]}"] if corrected else lines
 
 
 def with_name(mixer: str) -> str:
@@ -77,16 +85,27 @@ def title(study: Results) -> str:
         parts.append("language modelling")
     text = " and ".join(parts) or "a search that is under way"
     faithful = ", faithful protocol" if any(plan.get("protocol") == "faithful" for plan in study.plans.values()) else ""
+    return f"{text[0].upper()}{text[1:]}{faithful}"
+
+
+def titles(studies: Sequence[Judged]) -> list[str]:
+    """A title for each; those that several would have, with the folder that tells them apart."""
+    found = [title(study.results) for study in studies]
+    places = [folder_of(study.results) for study in studies]
+    return [f"{own} ({place})" if place and found.count(own) > 1 else own for own, place in zip(found, places, strict=True)]
+
+
+def folder_of(study: Results) -> str:
+    """Where a study lies below what was read; empty where that says nothing."""
     one = len(study.folders) == 1 and study.folders[0] not in ("mad", "language")
     where = study.folders[0] if one else os.path.commonpath(study.folders) if study.folders else ""
-    where = "" if where in (".", "mad", "language") else where
-    return f"{text[0].upper()}{text[1:]}{faithful}{f' ({where})' if where else ''}"
+    return "" if where in (".", "mad", "language") else where
 
 
 def lead(study: Results) -> str:
     """What was found: HyperGLU beside softmax attention, or else the two best, on each of at most two tasks."""
     tasks = study.tasks if len(study.tasks) < 3 else [AVERAGE]
-    found = [sentence for measure in (*tasks, *([LOSS] if study.language else [])) if (sentence := standing(study, measure))]
+    found = [sentence for measure in (*tasks, *study.losses[:1]) if (sentence := standing(study, measure))]
     if not found:
         return "No run has a score of every task yet."
     seeds = seeds_text(study.score(mixer, measure) for mixer in study.mixers for measure in study.measures)
@@ -95,14 +114,15 @@ def lead(study: Results) -> str:
 
 def standing(study: Results, measure: str) -> str:
     scores = {mixer: score.mean for mixer in study.mixers if (score := study.score(mixer, measure)) is not None}
-    lower = measure == LOSS or study.measure != "accuracy"
+    lower = measure in LOSSES or study.measure != "accuracy"
     best = sorted(scores, key=lambda mixer: scores[mixer], reverse=not lower)
     main = next((mixer for mixer in (HYPERGLU, HYPERMLP) if mixer in scores), None)
     pair = [main, study.reference] if main is not None and study.reference in scores else best[:2]
     if not pair:
         return ""
-    if measure == LOSS:
-        digits, unit, where = 3, "", "nats of loss in language modelling (lower is better)"
+    if measure in LOSSES:
+        loss = "loss" if measure == LOSS else "validation loss"
+        digits, unit, where = 3, "", f"nats of {loss} in language modelling (lower is better)"
     else:
         digits, percent = unit_of(study.measure)[1], "\N{NO-BREAK SPACE}%" if study.measure == "accuracy" else ""
         unit, where = percent, "on average over MAD" if measure == AVERAGE else f"at {inside(task_title(measure))}"

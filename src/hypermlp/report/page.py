@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,20 +32,31 @@ from hypermlp.report.markup import (
     verdict_cell,
     words,
 )
-from hypermlp.report.opening import Opening, opening
+from hypermlp.report.opening import Opening, opening, titles
 from hypermlp.report.readings import what_answers_read
 from hypermlp.report.registered import protocol_section
 from hypermlp.report.search import search_section
 from hypermlp.report.sources import budgets, failures, origins, run_times
 from hypermlp.report.table1 import TITLES, Cell, columns, grid, legend
-from hypermlp.report.words import claim_rule, claim_words, digits, evidence_words, gain_words, noise_rule
+from hypermlp.report.words import (
+    claim_rule,
+    claim_words,
+    corrected_words,
+    digits,
+    evidence_words,
+    gain_words,
+    noise_rule,
+    power_words,
+    tests_words,
+    with_extent,
+)
 from hypermlp.verdicts.claims import Claim, Evidence
 from hypermlp.verdicts.estimates import ENOUGH, NONE, signed
 from hypermlp.verdicts.judged import Judged, judge_folder
 from hypermlp.verdicts.predictions import REASONS, Prediction, prediction_rule
-from hypermlp.verdicts.results import LOSS, Results
+from hypermlp.verdicts.results import LOSSES, Results
 
-STRONG = {LOSS: 0.2}  # the difference of gains with the strongest colour; 20 for accuracies
+STRONG = dict.fromkeys(LOSSES, 0.2)  # the difference of gains with the strongest colour; 20 for accuracies
 draw: Any = TEMPLATES.get_template("studies.html").module
 
 
@@ -70,16 +82,20 @@ class View:
 
 def build_page(studies: Sequence[Judged]) -> str:
     """The page of one study; of several, what each of them says, and then one below the other."""
-    views = [View(opening(study), study_sections(study)) for study in studies]
+    named = zip(studies, titles(studies), strict=True)
+    views = [View(dataclasses.replace(opening(study), title=title), study_sections(study)) for study, title in named]
     parts = [(view.opening.title, draw.body(view, number)) for number, view in enumerate(views, 1)]
     memory = [("Recall against memory", html)] if (html := task_page.memory([study.results for study in studies])) else []
     if len(views) == 1:
         (view,) = views
+        if not view.opening.claims and not view.opening.problems:
+            return document(view.opening.title, view.opening.lead, [*view.sections, *memory], view.opening.origin)
         found = [("What was found", draw.summary(view.opening, False)), *view.sections]
         return document(view.opening.title, view.opening.lead, [*found, *memory])
-    lead = f"{len(views)} studies, each with its own verdicts."
-    contents = [("What was found", draw.contents(views, 1 + len(memory)))]
-    return document("Results of several studies", lead, [*contents, *memory, *parts])
+    across = [("All tasks side by side", html)] if (html := task_page.across([study.results for study in studies])) else []
+    lead = task_page.widest([study.results for study in studies]) or f"{len(views)} studies, and what each of them found."
+    contents = [("What was found", draw.contents(views, 1 + len(across) + len(memory)))]
+    return document("Results of several studies", lead, [*contents, *across, *memory, *parts])
 
 
 def study_sections(study: Judged) -> list[tuple[str, Markup]]:
@@ -113,6 +129,8 @@ def study_sections(study: Judged) -> list[tuple[str, Markup]]:
         "Failures": failures(results),
         "Provenance": origins(results),
     }
+    if results.quick:  # nothing is judged
+        found = {title: html for title, html in found.items() if title not in ("Claims", "Predictions")}
     return [(title, html) for title, html in found.items() if html]
 
 
@@ -155,7 +173,7 @@ def table1(study: Results) -> Markup:
         size = cell(row.parameters_text, row.parameters, small=row.outside)
         rows.append([name_cell(row.mixer), *map(grid_cell, row.cells), size])
     heads = ["mixer", *(column.title for column in columns(study)), "parameters"]
-    key = pieces.grid_key(study.reference, f"{legend(study)} {caveat(study)}")
+    key = pieces.grid_key(None if study.quick else study.reference, f"{legend(study)} {caveat(study)}")
     return table(heads, rows, sorts=True) + key + grammar(study)
 
 
@@ -200,13 +218,17 @@ def grid_cell(shown: Cell) -> TableCell:
 # ---- verdicts ----
 
 
+ONE = "A claim is supported if at least one of its comparisons is, and none is contradicted. "
+
+
 def claim_cards(study: Judged) -> Markup:
     terms = study.results.terms
     about = (
         "Gains are means over the seeds that both mixers have, paired by seed; with two or three seeds their range is shown, "
-        f"from {ENOUGH} on the 95 % interval. A claim is supported if at least one of its comparisons is, and none is "
-        f"contradicted. {noise_rule(terms)}"
+        f"from {ENOUGH} on the 95 % interval. {'' if terms.interval == 'holm' else ONE}{noise_rule(terms)}"
     )
+    if power := power_words(study.claims):
+        about += f" {power}"
     cards = [claim_card(study.results, claim, number) for number, claim in enumerate(study.claims, 1)]
     return paragraph(about, "note") + Markup().join(cards)
 
@@ -214,10 +236,13 @@ def claim_cards(study: Judged) -> Markup:
 def claim_card(study: Results, claim: Claim, number: int) -> Markup:
     deciding, others = ([e for e in claim.evidence if (e.verdict is not None) is wanted] for wanted in (True, False))
     html = paragraph(claim.text) + paragraph(f"Rule: {claim_rule(claim, study.terms)}.", "note")
+    if beside := corrected_words(claim):
+        html += paragraph(f"{beside[0].upper()}{beside[1:]}.")
     html += evidence_table(study, deciding) if deciding else ""
     html += details("numbers that are not judged", evidence_table(study, others)) if others else ""
     word = claim.verdict.word
-    title = Markup("{}. {}: {}").format(number, claim.title, pieces.verdict(word, claim_words(claim)))
+    said = with_extent(claim, claim.verdict, claim_words(claim)) if claim.is_corrected else claim_words(claim)
+    title = Markup("{}. {}: {}").format(number, claim.title, pieces.verdict(word, said))
     return pieces.finding(word, title, html)
 
 
@@ -229,11 +254,11 @@ def evidence_table(study: Results, evidence: Sequence[Evidence]) -> Markup:
 def evidence_row(study: Results, item: Evidence) -> list[TableCell]:
     means = [study.score(name, item.measure) for name in (item.better, item.worse)]
     shown = " / ".join(NONE if score is None else f"{score.mean:.{digits(item)}f}" for score in means)
-    measure = f"{TITLES[item.measure]} saved" if item.measure == LOSS else TITLES[item.measure]
+    measure = f"{TITLES[item.measure]} saved" if item.measure in LOSSES else TITLES[item.measure]
     return [
         cell(f"{item.better} − {item.worse}", small=measure, head=True),
         verdict_cell(item.verdict, evidence_words(item)),
-        cell(gain_words(item)),
+        cell(gain_words(item), small=tests_words(item)),
         cell(NONE if item.paper is None else signed(item.paper, digits(item))),
         cell(shown),
         cell(str(item.gain.seeds if item.gain else 0)),

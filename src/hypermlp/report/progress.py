@@ -83,7 +83,8 @@ def outcome(record: Record) -> str:
     score = record["final"] if "final" in record else record["metrics"]
     if score is None:
         return f"{run} no score: {record['stopped']}"
-    shown = f"accuracy {score['accuracy']:.1%}" if "accuracy" in score else f"loss {score['loss']:.4f}"
+    loss = f"validation loss {score['validation_loss']:.4f}" if "validation_loss" in score else f"loss {score['loss']:.4f}"
+    shown = f"accuracy {score['accuracy']:.1%}" if "accuracy" in score else loss
     return f"{run} {shown}, {record['seconds']:.0f} s"
 
 
@@ -93,7 +94,7 @@ def time_left(progress: Progress) -> str:
     minutes = round(progress.seconds_left / 60)
     more = progress.phase == PHASE  # jobs that follow from the search are not known yet
     if minutes < 1:
-        return "time left: as long as the search leads on" if more else "less than a minute left"
+        return "time left: unknown until the search ends" if more else "less than a minute left"
     left = f"{minutes // 60} h {minutes % 60:02d} min left" if minutes >= 60 else f"{minutes} min left"
     return f"at least {left}" if more else left
 
@@ -126,11 +127,11 @@ def accuracies(
 
 
 def losses(records: Sequence[Record], mixers: Sequence[str], width: int) -> Group:
-    """Final losses of the language models, means over seeds."""
+    """Final losses of the language models, means over seeds: on the validation split, then on a sample of the training text."""
     rows: list[list[str | Text]] = []
     for mixer in mixers:
         found = [r["final"] for r in records if r["mixer"] == mixer and r["error"] is None and r["final"] is not None]
-        cells = [f"{mean(final[name] for final in found):.4f}" if found else "" for name in ("loss", "validation_loss")]
+        cells = [f"{mean(final[name] for final in found):.4f}" if found else "" for name in ("validation_loss", "loss")]
         rows.append([mixer_cell(mixer), *cells, str(len(found))])
-    heads = [Column("mixer"), Column("training text"), Column("validation"), Column("runs")]
+    heads = [Column("mixer"), Column("validation"), Column("training sample"), Column("runs")]
     return tabulate(width, "language models: loss of a token, nats", heads, rows)

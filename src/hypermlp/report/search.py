@@ -1,4 +1,5 @@
-"""The search of a study on its page: every learning rate that was tried, what was chosen, ties, and ends of the grid."""
+"""The search of a study on its page: every initial scale and learning rate that was tried, what was chosen, ties, and ends of
+the grid."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from markupsafe import Markup
 
 from hypermlp.report.markup import TableCell, cell, details, duration, name_cell, paragraph, plural, table, words
 from hypermlp.report.table1 import task_title
-from hypermlp.studies.search import Outcome, Search
+from hypermlp.studies.search import Outcome, Place, Search
 from hypermlp.verdicts.estimates import NONE
 from hypermlp.verdicts.results import Results, table_order
 
@@ -20,20 +21,35 @@ def search_section(study: Results) -> Markup:
         return Markup()
     html = Markup().join(paragraph(how(kind, plan), "note") for kind, plan in study.plans.items() if plan.get("search"))
     html += paragraph(findings(study))
-    for setting in dict.fromkeys(setting for _, setting in study.searches):
-        found = {mixer: outcome for (mixer, own), outcome in study.searches.items() if own == setting}
+    for setting in dict.fromkeys(place.setting for place in study.searches):
+        found = {place: outcome for place, outcome in study.searches.items() if place.setting == setting}
+        scales = {place.scale for place in found}
         title = "Language modelling" if not setting else setting_title(setting)
         rates = sorted({rate for outcome in found.values() for rate in outcome.rates})
-        heads = ["mixer", "chosen", *(f"{rate:g}" for rate in rates), "notes"]
+        scale = ["initial scale"] if scales != {"0.02"} else []
+        heads = ["mixer", *scale, "chosen", *(f"{rate:g}" for rate in rates), "notes"]
         rows = []
-        for mixer in sorted(found, key=table_order):
-            outcome = found[mixer]
-            variants = [name for name in found if name.partition("@")[0] == mixer.partition("@")[0]]
-            picked = ["these ranks were chosen"] if len(variants) > 1 and (mixer, setting) in study.variants else []
+        for place in sorted(found, key=lambda place: (table_order(place.mixer), place.scale)):
+            outcome = found[place]
+            picked = [*pick(study, place), *notes(outcome)]
             chosen = cell(NONE if outcome.rate is None else f"{outcome.rate:g}", outcome.rate)
-            rows.append([name_cell(mixer), chosen, *losses(outcome, rates), words("; ".join([*picked, *notes(outcome)]))])
+            own = [cell(place.scale)] if scale else []
+            rows.append([name_cell(place.mixer), *own, chosen, *losses(outcome, rates), words("; ".join(picked))])
         html += details(title, table(heads, rows, left=("notes",)))
     return html
+
+
+def pick(study: Results, place: Place) -> list[str]:
+    """What of a mixer's was chosen here, where it had more to choose from than rates."""
+    if place not in study.tuned:
+        return []
+    own = [one for one in study.searches if one.setting == place.setting and base(one.mixer) == base(place.mixer)]
+    found = ["these ranks were chosen"] if len({one.mixer for one in own}) > 1 else []
+    return [*found, "this scale was chosen"] if len({one.scale for one in own}) > 1 else found
+
+
+def base(mixer: str) -> str:
+    return mixer.partition("@")[0]
 
 
 def setting_title(setting: str) -> str:
@@ -48,9 +64,11 @@ def how(kind: str, plan: dict[str, object]) -> str:
     rungs = ", ".join(f"{rung:.0%}" for rung in search.rungs)
     return (
         f"{'MAD' if kind == 'mad' else kind.capitalize()}: losses on the validation split, after {rungs} of the steps, with "
-        f"{plural(search.seeds, 'seed')} of the search’s own; {search.keep:.0%} of the runs continue after a rung, and those "
-        f"within {search.level:.1%} of them. A best rate at the end of the grid widens it, up to {search.widen} times. The "
-        "chosen rate then trains with fresh seeds."
+        f"{plural(search.seeds, 'seed')} of the search’s own; {search.keep:.0%} of the runs continue after a rung"
+        + (f", and those within {search.level:.1%} of them. " if search.level else ". ")
+        + (f"A best rate at the end of the grid widens it, up to {search.widen} times. " if search.widen else "")
+        + (f"Initial scales {', '.join(search.scales)}, each with all rates. " if search.scales else "")
+        + "What was chosen then trains with fresh seeds."
     )
 
 
@@ -67,7 +85,7 @@ def findings(study: Results) -> str:
         parts += [f"{count} of them {text}."] if count else []
     runs: dict[tuple[object, ...], float] = {}  # a run's records have its seconds up to each rung
     for record in study.searched:
-        run = tuple(record.get(name) for name in ("mixer", "setting", "seed", "lr"))
+        run = tuple(record.get(name) for name in ("mixer", "setting", "seed", "lr", "init_scale"))
         runs[run] = max(runs.get(run, 0.0), record.get("seconds") or 0.0)
     each = ", ".join(f"{mixer} {count}" for mixer, count in study.search_runs.items())
     return " ".join([*parts, f"{plural(len(runs), 'run')}, {duration(sum(runs.values()))} of training: {each}."])

@@ -162,9 +162,7 @@ def failures(study: Results) -> Markup:
             if record.get("traceback"):
                 traces += details(str(record.get("key")), pieces.pre(record["traceback"]))
     damaged = (
-        paragraph(f"Left out: {plural(study.damaged, 'line')}, damaged or of a kind that is not known here.")
-        if study.damaged
-        else Markup()
+        paragraph(f"Left out: {plural(study.damaged, 'line')}, damaged or of an unknown kind.") if study.damaged else Markup()
     )
     if not rows:
         return paragraph("Every run has a score.") + damaged

@@ -1,4 +1,4 @@
-"""One look for every picture: quiet axes, numbers as one would say them, no screen needed."""
+"""One look for every picture: quiet axes, readable numbers, no screen needed."""
 
 from __future__ import annotations
 

@@ -17,9 +17,25 @@ from hypermlp.report.terminal import say, show_table
 from hypermlp.tasks import TASKS
 from hypermlp.tasks.mad import MAD
 from hypermlp.verdicts.estimates import NONE, Estimate, estimate, interval, seeds_text, spread_rule, spread_text
-from hypermlp.verdicts.results import AVERAGE, LOSS, Results, evaluations_until, full_name, published, title_of
+from hypermlp.verdicts.results import (
+    AVERAGE,
+    LOSS,
+    LOSSES,
+    VALIDATION,
+    Results,
+    evaluations_until,
+    full_name,
+    published,
+    title_of,
+)
 
-TITLES = {**{task: SHOWN[task].title for task in MAD}, AVERAGE: "MAD average", LOSS: "Loss"}
+TITLES = {
+    **{task: SHOWN[task].title for task in MAD},
+    AVERAGE: "MAD average",
+    VALIDATION: "Validation loss",
+    LOSS: "Loss",  # on a sample of the training text, as in the paper
+}
+BESIDE = "Training sample"  # the title of that loss beside the validation loss
 
 
 def task_title(task: str) -> str:
@@ -99,7 +115,8 @@ def columns(study: Results) -> list[Measure]:
         found.append(Measure(AVERAGE, f"{TITLES[AVERAGE]}{partial}", 1, 1))
     if levels := thresholds(study):
         same = levels == paper.THRESHOLDS
-        found.append(Measure(LOSS, TITLES[LOSS], 3, -1, same))
+        first = [Measure(VALIDATION, TITLES[VALIDATION], 3, -1, False)] if VALIDATION in study.losses else []
+        found += [*first, Measure(LOSS, BESIDE if first else TITLES[LOSS], 3, -1, same)]
         found += [Measure(level, f"Evals to {level:.1f}", 0, -1, same) for level in levels]
     return found
 
@@ -131,17 +148,21 @@ def new_cell(study: Results, mixer: str, column: Measure) -> Cell:
     done = sum(len(study.setting_values(mixer, setting)) for setting in settings)
     finished = f"{done} of {len(settings) * len(study.seeds)} runs" if done and found is None else ""
     ours, theirs = gains(study, mixer, column.key)
-    return Cell(column, found, published(study, mixer, column.key), finished, ours, theirs)
+    paper = published(study, mixer, column.key) if column.comparable else None
+    return Cell(column, found, paper, finished, ours, theirs)
 
 
 def gains(study: Results, mixer: str, key: str | float) -> tuple[float | None, float | None]:
-    """How much better than the study's softmax attention, here and in the paper; None where both are at ceiling or floor."""
+    """How much better than the study's softmax attention, here and in the paper.
+
+    None where both are at ceiling or floor, and in a quick study, which compares nothing.
+    """
     rival = study.reference
-    if rival is None or rival == mixer or not isinstance(key, str) or study.bound((mixer, rival), key):
+    if study.quick or rival is None or rival == mixer or not isinstance(key, str) or study.bound((mixer, rival), key):
         return None, None
     gain = study.gain(mixer, rival, key)
     ours, theirs = published(study, mixer, key), published(study, rival, key)
-    sign = -1 if key == LOSS else 1
+    sign = -1 if key in LOSSES else 1
     return None if gain is None else gain.mean, None if ours is None or theirs is None else sign * (ours - theirs)
 
 
@@ -190,7 +211,8 @@ def show_table1(console: Console, study: Results) -> None:
             name = Text(row.mixer).append(f"\n{row.title}" if row.title else "", "dim")
             lines.append([name, row.parameters_text.replace(" ", "\n"), *(terminal_cell(row.cells[i]) for i in half)])
         show_table(console, "", heads, lines)
-    say(console, f"{legend(study)} In parentheses: the paper's number.")
+    compared = any(cell.paper is not None for row in rows for cell in row.cells)
+    say(console, f"{legend(study)}{' In parentheses: the number of the paper.' if compared else ''}")
 
 
 def terminal_cell(cell: Cell) -> Text:
@@ -245,7 +267,7 @@ def legend(study: Results) -> str:
     """How to read the numbers."""
     cells = [cell for row in grid(study) for cell in row.cells]
     accuracies = [cell.measured for cell in cells if cell.column.key in (*study.tasks, AVERAGE)]
-    losses = [cell.measured for cell in cells if cell.column.key == LOSS]
+    losses = [cell.measured for cell in cells if cell.column.key in LOSSES]
     parts = [
         f"{what}: {'' if seeds_text(found) == 'one seed' else 'mean over '}{seeds_text(found)}, {spread_rule(found)}."
         for what, found in (("Accuracy in percent", accuracies), ("Loss in nats", losses))
@@ -253,6 +275,8 @@ def legend(study: Results) -> str:
     ]
     if any(row.outside for row in grid(study)):
         parts.append("Labels with ! keep their full ranks, outside the budget (×: share of it).")
+    if VALIDATION in study.losses:
+        parts.append("The validation loss comes first. The paper has the loss on a sample of the training text.")
     if study.language and thresholds(study) != paper.THRESHOLDS:
         parts.append("Losses are not on the paper's scale, so they are not compared with it.")
     return " ".join(parts)

@@ -13,12 +13,14 @@ from hypermlp.report.charts import COLOURS, Axis, Chart, Line, numeric_axis
 from hypermlp.report.curves import chart_lines, how_drawn
 from hypermlp.report.markup import TableCell, cell, duration, facts, heading, name_cell, paragraph, table, words
 from hypermlp.report.markup import charts as side_by_side
+from hypermlp.report.opening import inside, with_name
 from hypermlp.report.shown import how_shown, unit_of
 from hypermlp.report.table1 import task_title
 from hypermlp.tasks import TASKS
 from hypermlp.train.fit import SOLVED
 from hypermlp.verdicts.estimates import NONE, Estimate, estimate, interval
-from hypermlp.verdicts.results import Results
+from hypermlp.verdicts.predictions import HYPERGLU
+from hypermlp.verdicts.results import Results, table_order
 
 MEMORY = ("mqar",)  # families whose scores depend on how much a model remembers
 ROOM = 46  # letters that stand side by side below a chart
@@ -41,8 +43,10 @@ def summary(study: Results) -> Markup:
     sign = 1 if study.measure == "accuracy" else -1
     ranked = {mixer: score for mixer in study.mixers if (score := study.score(mixer, task)) is not None}
     best = sorted(ranked, key=lambda mixer: -sign * ranked[mixer].mean)[:3]
-    shown = ", ".join(f"{mixer} ({interval(ranked[mixer], digits)})" for mixer in best)
+    shown = ", ".join(f"{with_name(mixer)} {interval(ranked[mixer], digits)}" for mixer in best)
     lead = f"Best {name.removesuffix(', %')}: {shown}." if best else "No run has a score yet."
+    if study.quick:
+        lead = ""
     plan = study.plans["tasks"]
     known = {
         "runs": f"{len(study.records):,}",
@@ -56,7 +60,42 @@ def summary(study: Results) -> Markup:
     if task in TASKS:
         look = how_shown(TASKS[task])
         known = {"task": look.asks, **known} | ({"published": look.published} if look.published else {})
-    return paragraph(lead) + facts(known)
+    return (paragraph(lead) if lead else Markup()) + facts(known)
+
+
+def across(studies: Sequence[Results]) -> Markup:
+    """Every mixer's score on every task, where several tasks were run; empty otherwise."""
+    own = [study for study in studies if "tasks" in study.plans and len(study.tasks) == 1]
+    if len(own) < 2 or len({study.tasks[0] for study in own}) < len(own):
+        return Markup()
+    rows = []
+    for mixer in sorted({mixer for study in own for mixer in study.mixers}, key=table_order):
+        cells = []
+        for study in own:
+            score = study.score(mixer, study.tasks[0]) if mixer in study.mixers else None
+            cells.append(cell(NONE) if score is None else cell(f"{score.mean:.{unit(study)[1]}f}", score.mean))
+        rows.append([name_cell(mixer), *cells])
+    heads = [f"{task_title(study.tasks[0])}{'' if study.measure == 'accuracy' else f', {study.measure}'}" for study in own]
+    lower = any(study.measure != "accuracy" for study in own)
+    note = f"Means over the seeds; accuracy in percent{', and of errors less is better' if lower else ''}."
+    return table(["mixer", *heads], rows, sorts=True) + paragraph(note, "note")
+
+
+def widest(studies: Sequence[Results]) -> str:
+    """Where HyperGLU differs most from softmax attention, of several tasks; empty where they do not show it."""
+    found = []
+    for study in (study for study in studies if study.measure == "accuracy" and len(study.tasks) == 1 and not study.quick):
+        ours = study.score(HYPERGLU, study.tasks[0]) if HYPERGLU in study.mixers else None
+        theirs = None if study.reference is None else study.score(study.reference, study.tasks[0])
+        if ours is not None and theirs is not None:
+            found.append((abs(ours.mean - theirs.mean), study.tasks[0], ours.mean, theirs.mean))
+    if len(found) < 2:
+        return ""
+    _, task, ours_mean, theirs_mean = max(found)
+    return (
+        f"Over {len(found)} tasks HyperGLU differs most from softmax attention at {inside(task_title(task))}: "
+        f"{ours_mean:.1f}\N{NO-BREAK SPACE}% against {theirs_mean:.1f}\N{NO-BREAK SPACE}%."
+    )
 
 
 def scores(study: Results) -> Markup:

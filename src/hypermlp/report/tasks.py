@@ -35,7 +35,7 @@ def show_studies(console: Console) -> None:
     ]
     heads = [Column("study"), Column("family", left=True), Column("what is asked", left=True, wraps=True)]
     console.print(tabulate(console.width, "", [*heads, Column("scales", left=True, wraps=True)], rows))
-    say(console, "A family is run by its name too, several with commas between them; `all` is every task but those of mad.")
+    say(console, "A family is run by its name too. Give several comma-separated; `all` is every task but those of mad.")
     say(console, "Examples: hypermlp study show mqar")
     say(console, "A study: hypermlp study run mqar --mixers hyperglu,S-c,deltanet")
 
@@ -47,13 +47,19 @@ def show_plan(console: Console, plan: StudyPlan) -> None:
     for part, study in plan.studies.items():
         rates = "searched" if study.search is not None else ", ".join(f"{rate:g}" for rate in rates_of(study))
         rows += [
-            [part or plan.name, key or study.kind, str(len(plan.mixers)), str(plan.seeds), rates] for key in study.settings()
+            [part or plan.name, in_words(key or study.kind), str(len(plan.mixers)), str(plan.seeds), rates]
+            for key in study.settings()
         ]
     heads = [Column("part"), Column("setting", left=True, wraps=True), *map(Column, ("mixers", "seeds", "learning rates"))]
     console.print(tabulate(console.width, title, heads, rows))
     say(console, f"Mixers: {', '.join(plan.mixers)}")
     show_hybrid_sizes(console, plan)
     say(console, f"Runs go to {plan.folder}. What it takes: hypermlp study cost {plan.name}")
+
+
+def in_words(key: str) -> str:
+    """The key of a setting so that a line can be broken between its numbers."""
+    return key.replace("/", ": ").replace(",", ", ")
 
 
 def show_hybrid_sizes(console: Console, plan: StudyPlan) -> None:

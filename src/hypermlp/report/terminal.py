@@ -17,6 +17,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hypermlp.notice import broken
+
 GAP = 2  # between columns, one of them the box's own
 
 
@@ -26,8 +28,8 @@ def new_console(**options: Any) -> Console:
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """One paragraph; lines are not broken, so that a path can be copied and a pipe gets it whole."""
-    console.print(Text(text, style), soft_wrap=True)
+    """One paragraph; a terminal's lines are broken between words alone, and a pipe gets it whole."""
+    console.print(Text(broken(text, console.width) if console.is_terminal else text, style), soft_wrap=True)
 
 
 @contextmanager

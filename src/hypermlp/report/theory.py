@@ -57,6 +57,7 @@ def show_theory(console: Console, only: Iterable[str], page: Path | None, *, fau
 
     page: where to write the page, if anywhere. faults: also seed faults in the operator and tell which statements notice them.
     """
+    only = list(only)
     chosen = select(only)
     if page is not None:
         refuse_foreign(page, force=force)  # before minutes of work
@@ -72,7 +73,9 @@ def show_theory(console: Console, only: Iterable[str], page: Path | None, *, fau
         show_faults(console, chosen)
     if page is not None:
         with console.status("drawing"):
-            write_page(results, pictures(), page, force=force)
+            about = {entry.number for entry in chosen}
+            shown = [picture for picture in pictures() if about & set(picture.statements)]
+            write_page(results, shown, page, only, force=force)
         console.print(f"{page.stat().st_size / 1e6:.1f} MB: {page}", highlight=False, soft_wrap=True)
     return not any(result.verdict in (FAILS, TOOTHLESS) for result in results)
 
@@ -179,6 +182,16 @@ def summary(results: Sequence[Result]) -> str:
     return "; ".join(parts) + "."
 
 
+def lead(results: Sequence[Result]) -> str:
+    """What was found, in a sentence."""
+    counts = Counter(result.verdict for result in results)
+    checked = sum(counts[v] for v in (HOLDS, FAILS, TOOTHLESS))
+    return (
+        f"{counts[HOLDS]} of {checked} statements of the paper that were computed here hold on every random instance, and fail "
+        "once their assumption is broken."
+    )
+
+
 def markdown(entries: Sequence[Statement]) -> str:
     """All statements as a Markdown table, without running them."""
     rows = ["| statement | what is checked | control | as printed |", "| --- | --- | --- | --- |"]
@@ -192,8 +205,10 @@ def cell_text(text: str) -> str:
     return re.sub(r"([|_*])", r"\\\1", text)
 
 
-def write_page(results: Sequence[Result], shown: Sequence[Picture], out: Path, *, force: bool = False) -> Path:
-    """One page, complete in itself."""
+def write_page(
+    results: Sequence[Result], shown: Sequence[Picture], out: Path, only: Sequence[str] = (), *, force: bool = False
+) -> Path:
+    """One page, complete in itself; only: what was asked for, if not everything."""
     parts: dict[str, list[Result]] = {}
     for result in results:
         parts.setdefault(re.split(r"[. ]", result.statement.number)[0], []).append(result)
@@ -201,11 +216,14 @@ def write_page(results: Sequence[Result], shown: Sequence[Picture], out: Path, *
     titles = {"map": "Map", "pictures": "Pictures", "results": "Results"} | {f"part-{name}": PARTS[name] for name in parts}
     note = Markup('<p class="note">{}</p>').format
     sections = {"map": html_map(results), "pictures": gallery(shown, known), "results": html_table(results) + note(LEGEND)}
+    if not shown:
+        del sections["pictures"], titles["pictures"]
+    title = ": ".join(["The theory of HyperMLP, run", *([", ".join(only)] if only else [])])
     sections |= {f"part-{name}": joined(html_card(r, known) for r in found) for name, found in parts.items()}
     body = [
-        "<h1>The theory of HyperMLP, run</h1>",
-        Markup('<p class="soft">{}</p>').format(INTRODUCTION),
-        Markup('<p class="lead">{}</p>').format(summary(results)),
+        Markup("<h1>{}</h1>").format(title),
+        Markup('<p class="lead">{}</p>').format(lead(results)),
+        Markup('<p class="soft">{}</p>').format(f"{INTRODUCTION} In numbers: {summary(results)}"),
         Markup("<nav>{}</nav>").format(joined(Markup('<a href="#{}">{}</a>').format(*item) for item in titles.items())),
         *(Markup('<h2 id="{}">{}</h2>{}').format(name, titles[name], section) for name, section in sections.items()),
         note(origin()),

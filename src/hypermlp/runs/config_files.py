@@ -61,7 +61,7 @@ def load_yaml(text: str) -> Any:
     try:
         import yaml  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
-        raise ValueError("YAML needs PyYAML (pip install pyyaml); TOML needs nothing") from error
+        raise ValueError("YAML needs PyYAML (pip install pyyaml); TOML needs no package") from error
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

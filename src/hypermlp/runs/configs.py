@@ -57,10 +57,9 @@ UNSEARCHED = 4e-3  # for other mixers there: between the highest and the lowest
 def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
     """The named configuration, or that of a file, with fields changed.
 
-    What follows from a changed field follows it, unless it is given too: model.length a new context, model.vocabulary a new
-    corpus or tokenizer, model.inner a new width. A new mixer is followed by its published heads and sizes, where the
-    configuration is one of Table 2 (published.py), by what the budget says (Budget), and by train.lr, where rates were
-    searched (RATES).
+    Dependent fields update unless they are set: model.length with the context, model.vocabulary with the corpus or tokenizer,
+    model.inner with the width. With the mixer come its published heads and sizes, where the configuration is one of Table 2
+    (published.py), the sizes that the budget asks for (Budget), and train.lr, where rates were searched (RATES).
     A mixer of the user's own, FILE.py:CLASS, is imported here and registered if the overrides name it, not if a file does.
 
     Args:
@@ -71,7 +70,13 @@ def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
     128
     """
     with naming(name) if is_config_file(name) else contextlib.nullcontext():
-        return read_config(name, overrides)
+        found = read_config(name, overrides)
+    if (how := found.train).steps <= how.warmup:
+        notice.once(
+            f"train.steps ({how.steps}) end within train.warmup ({how.warmup}), so the learning rate never reaches "
+            f"train.lr={how.lr:g}; a shorter warm-up, such as train.warmup={how.steps // 10}, lets it"
+        )
+    return found
 
 
 def read_config(name: str, overrides: Iterable[str]) -> RunConfig:

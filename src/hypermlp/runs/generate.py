@@ -13,6 +13,7 @@ from hypermlp.data.corpus import INDEX, Corpus, open_corpus, read_corpus
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import Tokenizer, read_tokenizer
 from hypermlp.files import TOKENIZER
+from hypermlp.models.bundled import find_model
 from hypermlp.models.generate import stream
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import CONFIG, load_model
@@ -20,21 +21,36 @@ from hypermlp.train.checkpoint import load_checkpoint
 from hypermlp.train.run_folder import RunFolder
 
 
-def open_model(folder: Path) -> tuple[LanguageModel, Tokenizer]:
+def open_model(folder: str | Path) -> tuple[LanguageModel, Tokenizer]:
     """A model and its tokenizer from a saved model or a training run: its finished model, else its newest checkpoint."""
+    folder = find_model(folder)
     saved = find_saved(folder)
     source = saved or RunFolder(folder).newest()
     if source is None:
         raise ValueError(f"{folder} holds neither a saved model ({CONFIG}) nor a training run with a checkpoint")
+    model = load_model(source) if saved else load_checkpoint(source)
     if not (source / TOKENIZER).is_file():
         raise ValueError(f"{source} has no {TOKENIZER}, which turns text into tokens")
-    model = load_model(source) if saved else load_checkpoint(source)
     return model.eval(), read_tokenizer(source)
 
 
 def find_saved(folder: Path) -> Path | None:
     """The folder of a saved model: this one, or that of a training run, unless the run was resumed and is not finished."""
     return folder if (folder / CONFIG).is_file() else RunFolder(folder).finished_model()
+
+
+def export_model(folder: Path, out: Path) -> Path:
+    """Turn a saved model, or the newest checkpoint of a training run, into a folder for Hugging Face; returns which it was."""
+    from hypermlp.models.hf.card import model_card
+    from hypermlp.models.hf.folder import export
+
+    folder = find_model(folder)
+    if not (folder / CONFIG).is_file():
+        return RunFolder(folder).export(out)
+    model, tokenizer = open_model(folder)
+    card = folder / "README.md"
+    export(model, out, tokenizer.to_dict(), card.read_text(encoding="utf-8") if card.is_file() else model_card(model))
+    return folder
 
 
 def write_text(

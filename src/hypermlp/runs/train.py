@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args
 
 import torch
 
 from hypermlp import notice
 from hypermlp.batch import Batch
-from hypermlp.checks import same_settings
+from hypermlp.checks import choose_from, same_settings
 from hypermlp.data.corpus import INDEX, SPLITS, Corpus, SplitName, open_corpus, read_corpus
 from hypermlp.data.packing import Batches
 from hypermlp.data.shards import prepare
@@ -24,6 +24,7 @@ from hypermlp.data.tokenizers import Tokenizer, find_tokenizer
 from hypermlp.files import TOKENIZER
 from hypermlp.interrupts import stop_signals
 from hypermlp.mixers import own
+from hypermlp.mixers.lags import LagExtension
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import CONFIG, MODEL_TYPE
 from hypermlp.provenance import provenance
@@ -118,6 +119,10 @@ def start(
         lag_extension: what HyperGLU gets at the new lags of such a model (mixers/lags.py).
     """
     check_loggers(loggers)
+    if lag_extension is not None:
+        choose_from("--lag-extension", lag_extension, get_args(LagExtension))
+        if begin is None:
+            raise ValueError("--lag-extension says what the new lags of a trained model get: give that model too, with --from")
     world = (world or World()).arranged(config.train.mesh)
     trained = None
     if begin is not None:
@@ -169,8 +174,14 @@ def trained_model(config: RunConfig, folder: Path, lag_extension: Any) -> tuple[
     differing = [f"model.{name} is {there[name]!r} there, not {here[name]!r}" for name in SHARED if there[name] != here[name]]
     if differing:
         raise ValueError(f"{folder} holds another model: {'; '.join(differing)}")
-    length = config.model.length
-    return (trained if there["length"] == length else trained.extended(length, lag_extension)).train(), tokenizer
+    if there["length"] != (length := config.model.length):
+        return trained.extended(length, lag_extension).train(), tokenizer
+    if lag_extension is not None:
+        raise ValueError(
+            f"{folder} has model.length={length} as well, so there are no new lags: leave out --lag-extension, or give a "
+            "greater model.length"
+        )
+    return trained.train(), tokenizer
 
 
 def make_batches(config: RunConfig, corpus: Corpus, split: SplitName, world: World) -> Batches:

@@ -85,7 +85,7 @@ def plan_study(name: str, choice: StudyOptions | None = None) -> StudyPlan:
     """The studies that a name and options stand for.
 
     Args:
-        name: demo, table1, scaling, mad, a task, a family of tasks, several of these with commas between them, all, a task of
+        name: demo, table1, scaling, mad, a task, a family of tasks, several of these comma-separated, all, a task of
             the user's own (FILE.py:CLASS), or a protocol (FILE.toml, or one that comes with the package).
         choice: what is to be different.
     """

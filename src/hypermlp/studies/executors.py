@@ -53,7 +53,7 @@ def find_device(device: str) -> str:
     """ "cpu" or "cuda"; "auto" takes GPUs where there are any."""
     choose_from("device", device, DEVICES)
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device (cuda) must be there, and PyTorch finds no GPU; give --device cpu")
+        raise ValueError("device (cuda): PyTorch finds no GPU; give --device cpu")
     return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from hypermlp.batch import Batch
 from hypermlp.checks import choose_from
-from hypermlp.config import IGNORED
+from hypermlp.config import IGNORED, InitScale
 from hypermlp.data.corpus import Corpus, SplitName, open_corpus, read_corpus
 from hypermlp.data.packing import Batches
 from hypermlp.files import Record
@@ -114,6 +114,7 @@ class LanguageStudy(Study):
             mixer=mixer,
             size=size,
             init=self.init,
+            init_scale=self.init_scale,
             inner=inner,
             style=self.style,
         )
@@ -133,8 +134,8 @@ class LanguageStudy(Study):
 
         return match_models(mixers, self.width, self.length, build, published_inner(self.width, self.style))
 
-    def at_rate(self, rate: float) -> Self:
-        return dataclasses.replace(self, lr=rate)
+    def at(self, rate: float, scale: InitScale) -> Self:
+        return dataclasses.replace(self, lr=rate, init_scale=scale)
 
     def shape(self, setting: Any) -> tuple[int, int]:
         return self.width, self.length
@@ -218,16 +219,24 @@ class LanguageJob:
     study: LanguageStudy
     inner: int
     size: Size
-    note: str = ""  # what is to be said about the model's budget
+    note: str = ""  # on the model's budget
 
     @property
     def key(self) -> str:
         rate = f",lr={self.study.lr:g}" if self.study.search is not None else ""  # otherwise the plan has it
-        return f"language/{self.mixer}/seed={self.seed}{rate}"
+        scale = "" if self.study.init_scale == "0.02" else f",scale={self.study.init_scale}"
+        return f"language/{self.mixer}/seed={self.seed}{rate}{scale}"
 
     @property
     def identity(self) -> Record:
-        return {"kind": "language", "mixer": self.mixer, "seed": self.seed, "lr": self.study.lr}
+        study = self.study
+        return {
+            "kind": "language",
+            "mixer": self.mixer,
+            "seed": self.seed,
+            "lr": study.lr,
+            "init_scale": study.init_scale,
+        }
 
     @property
     def cost(self) -> float:

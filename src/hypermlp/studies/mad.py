@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.checks import choose_from
+from hypermlp.config import InitScale
 from hypermlp.files import Record
 from hypermlp.mixers import lora, new_layers, own
 from hypermlp.mixers.hybrid import Size
@@ -163,7 +164,8 @@ class TaskStudy(Study):
         return self.steps_of(setting) * self.batch * setting.seq_len
 
     def build(self, setting: Setting, mixer: str, size: Size, inner: int) -> nn.Module:
-        make_mixer = new_layers(mixer, self.depth, self.width, setting.seq_len, size, init=self.init)
+        how: dict[str, Any] = {"init": self.init, "init_scale": self.init_scale}
+        make_mixer = new_layers(mixer, self.depth, self.width, setting.seq_len, size, **how)
         return build_model(setting, make_mixer, self.width, inner, self.depth)
 
     def match(self, setting: Setting, mixers: Sequence[str]) -> dict[str, MatchedModel]:
@@ -173,8 +175,8 @@ class TaskStudy(Study):
         found = match_models(names, self.width, setting.seq_len, build, published_inner(self.width))
         return {mixer: found[base[mixer]] for mixer in mixers}
 
-    def at_rate(self, rate: float) -> Self:
-        return dataclasses.replace(self, rates=(rate,))
+    def at(self, rate: float, scale: InitScale) -> Self:
+        return dataclasses.replace(self, rates=(rate,), init_scale=scale)
 
     def shape(self, setting: Setting) -> tuple[int, int]:
         return self.width, setting.seq_len
@@ -287,11 +289,12 @@ class TaskJob:
     study: TaskStudy
     inner: int  # of the feed-forward
     size: Size  # of the mixer
-    note: str = ""  # what is to be said about the model's budget
+    note: str = ""  # on the model's budget
 
     @property
     def key(self) -> str:
-        hyper = f"seed={self.seed},lr={self.lr:g},wd={self.weight_decay:g}"
+        scale = "" if self.study.init_scale == "0.02" else f",scale={self.study.init_scale}"
+        hyper = f"seed={self.seed},lr={self.lr:g},wd={self.weight_decay:g}{scale}"
         return f"{self.study.protocol}/{self.mixer}/{self.setting.key}/{hyper}"
 
     @property
@@ -304,6 +307,7 @@ class TaskJob:
             "seed": self.seed,
             "lr": self.lr,
             "weight_decay": self.weight_decay,
+            "init_scale": self.study.init_scale,
         }
 
     @property

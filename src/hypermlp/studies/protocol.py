@@ -3,6 +3,7 @@
     title, why             what it is about, and reasons for what is not obvious
     mixers                 names and labels
     seeds                  of the runs that count; a search has its own
+    fair                   true: every mixer has the same number of runs of the search, or the file is refused
     [mad], [language]      the numbers of its studies (TaskStudy, LanguageStudy), each with its search, or with `given`: the
                            learning rate of every mixer, which another study has found
     [scaling]              those of a study of language models of several sizes (ScalingStudy)
@@ -37,7 +38,9 @@ T = TypeVar("T")
 Expectation = Literal["more", "far more", "level", "not behind", "as published", "shown"]
 EACH_TASK = "each task"  # a measure of the paper's claims: every task of a study with several
 SOFTMAX, BEST = "softmax attention", "the best other label"  # mixers of the paper's claims: what was run decides which
-IntervalKind = Literal["student", "bootstrap"]
+# holm: Student's t, corrected for the number of measures of a claim. The other two judge each measure alone, as earlier
+# protocols were registered: they support a claim of several measures by chance more often than one time in twenty.
+IntervalKind = Literal["holm", "student", "bootstrap"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,8 @@ class Terms:
     points: float = 2.0  # the smallest difference of accuracy that matters, in percentage points
     nats: float = 0.02  # and of the loss
     wide: float = 5.0  # times that: what a collapse ("far more") must exceed, and how far noise may reach
-    interval: IntervalKind = "student"  # of the mean gain, paired by seed: Student's, or the bootstrap's
+    interval: IntervalKind = "holm"  # of the mean gain, and by which rule it is judged
+    paired: bool = True  # gains are taken seed by seed, with the same data on both sides; False: mean against mean (Welch)
     seeds: int = 2  # that a verdict needs at least
     ceiling: float = 98.0  # accuracy in percent: where both sides of a comparison reach it, there is nothing to see
 
@@ -67,7 +71,7 @@ class Comparison:
     better: str
     worse: str
     expect: Expectation
-    on: tuple[str, ...]  # measures: tasks, "average", "loss"; each is judged
+    on: tuple[str, ...]  # measures: tasks, "average", "validation loss", "loss" (of training text); each is judged
     text: str = ""
 
     def __post_init__(self) -> None:
@@ -87,6 +91,7 @@ class Protocol:
     terms: Terms
     comparisons: tuple[Comparison, ...]
     text: str  # the file
+    fair: bool = False
 
     @property
     def digest(self) -> str:
@@ -94,16 +99,32 @@ class Protocol:
 
     def check(self) -> None:
         """Names that do not exist fail before anything starts."""
-        measures = {"average", "loss"} | {task for study in self.studies.values() for task in getattr(study, "tasks", ())}
+        tasks = {task for study in self.studies.values() for task in getattr(study, "tasks", ())}
+        measures = {"average", "loss", "validation loss"} | tasks
         for folder, study in self.studies.items():
             with naming(f"[{folder}]"):
                 study.check(self.mixers, self.seeds)
+                if self.fair:
+                    check_fair(study.search)
         for number, item in enumerate(self.comparisons, 1):
             with naming(f"[[comparisons]] {number} ({item.title!r})"):
                 for name in (item.better, item.worse):
                     choose_from("mixer", name, self.mixers)
                 for measure in item.on:
                     choose_from("measure", measure, tuple(sorted(measures)))
+
+
+def check_fair(search: Search | None) -> None:
+    """Refuse a search that some mixers would get more out of than others."""
+    if search is None:
+        raise ValueError("fair = true needs a search: learning rates that are given were found by nobody knows how many runs")
+    if search.unequal:
+        cures = {
+            "ranks": "ranks = [] (only some mixers have ranks to choose; name them as rows of their own, such as hyperglu@8)",
+            "widen": "widen = 0 (a grid that is widened for some gives them more runs; make it wide enough for all)",
+            "level": "level = 0 (ties continue, so that some mixers have more runs)",
+        }
+        raise ValueError(f"fair = true needs {'; '.join(cures[name] for name in search.unequal)}")
 
 
 def digest(text: str) -> str:

@@ -1,7 +1,7 @@
 """Workers on a Ray cluster: the same jobs, messages and folder as the local pool, on as many machines as the cluster has.
 
 A worker is an actor with one CPU or one GPU. It joins a running cluster (RAY_ADDRESS, or one on this machine), or starts a
-local one. The study's folder, prepared corpora and files with mixers of one's own must lie where all machines see them.
+local one. The study's folder, prepared corpora and files with your own mixers must lie where all machines see them.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from hypermlp.studies import language
 from hypermlp.studies.folder import is_record
 from hypermlp.studies.language import LanguageJob, LanguageStudy
 from hypermlp.studies.scaling_law import LEAST, FittedLaw, fit_power_law, forecast
-from hypermlp.studies.search import FINAL, Choices, Chosen, Outcome, Place, Search, Tuned, choose_search
+from hypermlp.studies.search import FINAL, Choices, Chosen, Outcome, Place, Search, Tuned, Where, choose_search
 from hypermlp.studies.study import Pairing, Study
 from hypermlp.studies.worker import Job, RunContext, Work
 
@@ -107,9 +107,9 @@ class ScalingStudy(LanguageStudy):
                 f"there is no corpus in {self.corpus} yet: hypermlp data prepare packages --out {self.corpus}; or say another "
                 "one, corpus=FOLDER (corpus=stdlib does for small models)"
             )
-        return self.at(setting, 1).match(None, mixers)
+        return self.language(setting, 1).match(None, mixers)
 
-    def at(self, setting: ScalingSetting, steps: int) -> LanguageStudy:
+    def language(self, setting: ScalingSetting, steps: int) -> LanguageStudy:
         """The study of the language models of one setting."""
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(LanguageStudy)}
         return LanguageStudy(**{**own, "width": setting.width, "steps": steps, "search": None})
@@ -121,7 +121,7 @@ class ScalingStudy(LanguageStudy):
                 mixer=mixer,
                 seed=seed,
                 setting=setting,
-                study=self.at(setting, steps),
+                study=self.language(setting, steps),
                 inner=model.inner,
                 size=model.mixer.size,
                 note=model.mixer.note,
@@ -137,7 +137,7 @@ class ScalingStudy(LanguageStudy):
         setting = self.settings()[key]
         return setting.width in self.widths[: self.searched] and setting.ratio == self.ratios[-1]
 
-    def transfer(self, choices: Mapping[Place, Tuned], found: Mapping[Place, Outcome], pairings: Sequence[Pairing]) -> Choices:
+    def transfer(self, choices: Mapping[Where, Tuned], found: Mapping[Place, Outcome], pairings: Sequence[Pairing]) -> Choices:
         """Rates of all settings, once the searches of a mixer are finished; other ratios have the rate of their width."""
         searched = [key for key in self.settings() if self.is_searched(key)][-2:]
         settings, all_choices = self.settings(), dict(choices)
@@ -149,8 +149,9 @@ class ScalingStudy(LanguageStudy):
             if alike in choices:
                 all_choices[place] = choices[alike]
                 continue
-            best = {settings[key].width: optimum(found[pairing.mixer, key]) for key in searched}
-            all_choices[place] = Tuned(pairing.mixer, transfer_rate(best, width))
+            scale = choices[pairing.mixer, searched[-1]].scale  # the larger model's
+            best = {settings[key].width: optimum(found[Place(pairing.mixer, key, scale)]) for key in searched}
+            all_choices[place] = Tuned(pairing.mixer, transfer_rate(best, width), scale)
         return all_choices
 
     @property
@@ -158,14 +159,14 @@ class ScalingStudy(LanguageStudy):
         """Where transferred rates are tested: at the first width without a search, unless it is the largest."""
         return ScalingSetting(self.widths[self.searched], self.ratios[-1]) if self.searched < len(self.widths) - 1 else None
 
-    def rate_tests(self, choices: Mapping[Place, Tuned], pairings: Sequence[Pairing]) -> list[Job]:
+    def rate_tests(self, choices: Mapping[Where, Tuned], pairings: Sequence[Pairing]) -> list[Job]:
         found: list[Job] = []
         for pairing in pairings:
             tuned = choices.get((pairing.mixer, pairing.key))
             if pairing.setting == self.tested and tuned is not None:
                 for factor in AROUND:
                     rate = rounded(factor * tuned.rate)
-                    (job,) = self.at_rate(rate).jobs(pairing.setting, pairing.mixer, pairing.model, seed=0)
+                    (job,) = self.at(rate, tuned.scale).jobs(pairing.setting, pairing.mixer, pairing.model, seed=0)
                     found.append(TransferTest(job=job, work=self.work, mixer=pairing.mixer, variant=pairing.mixer))
         return found
 

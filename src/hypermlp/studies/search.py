@@ -1,4 +1,7 @@
-"""The search before the runs that count: which learning rate a mixer gets on a setting, and which allocation of its ranks.
+"""The search before the runs that count: which learning rate and initial scale a mixer gets on a setting.
+
+Each scale has its own search of rates; the best of all is chosen. Another allocation of a mixer's ranks may be searched, too,
+but not in a protocol that is fair: it would give more runs to the mixers that have ranks to allocate.
 
 Successive halving: all rates of the grid train for the first rung, a share of the steps; the best ones continue to the next,
 and the best of the last rung is chosen. A best rate at the end of the grid adds one beyond it. Scores are losses on the
@@ -13,10 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from hypermlp.checks import choose_from
+from hypermlp.config import InitScale
 from hypermlp.files import Record
 from hypermlp.mixers.labels import shares_ranks
 from hypermlp.models.lm import count_parameters
@@ -29,7 +34,7 @@ FIRST_SEED = 10_000  # of the search; other runs count from 0
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How learning rates are chosen, for each mixer and setting on its own.
+    """How learning rates and initial scales are chosen, for each mixer and setting on its own.
 
     Args:
         rates: the grid, rising.
@@ -37,9 +42,11 @@ class Search:
         keep: share of the runs that continue after a rung, rounded up; so do those that are level with the last of them.
         seeds: runs of each rate; their mean decides.
         widen: how many rates may be added beyond the ends of the grid, one after the other.
-        level: losses that differ by less than this share of themselves are level: they are told as ties.
+        level: losses that differ by less than this share of themselves are level: they are told as ties. With 0 exactly as many
+            continue as `keep` says.
         ranks: of temporal mixing, tried besides the published one at equal parameters, each with a search of its own, where
             mixing and the width of q and k share a budget (mixers/labels.py: NAME@RANK).
+        scales: initial ones of linear layers' weights (config.InitScale), each tried with all rates; none: the study's own.
     """
 
     rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)
@@ -49,6 +56,7 @@ class Search:
     widen: int = 2
     level: float = 0.01
     ranks: tuple[int, ...] = ()
+    scales: tuple[InitScale, ...] = ()
 
     def __post_init__(self) -> None:
         if not rising(self.rates) or self.rates[0] <= 0:
@@ -57,6 +65,10 @@ class Search:
             raise ValueError(f"a grid of one rate {self.rates} has no step to widen it by; give two, or widen=0")
         if not rising(self.rungs) or self.rungs[0] <= 0 or self.rungs[-1] != 1:
             raise ValueError(f"rungs {self.rungs} must be shares of the steps that rise to 1, such as (0.25, 1.0)")
+        if len(set(self.scales)) < len(self.scales):
+            raise ValueError(f"initial scales to search {self.scales} must be named once each")
+        for scale in self.scales:
+            choose_from("initial scale", scale, get_args(InitScale))
         if not 0 < self.keep <= 1 or self.level < 0 or self.seeds < 1 or self.widen < 0:
             raise ValueError(
                 f"keep ({self.keep}) must be above 0 and at most 1, level ({self.level}) and widen ({self.widen}) at least 0, "
@@ -73,7 +85,15 @@ class Search:
             raise ValueError(f"a search has the numbers {', '.join(cls.__dataclass_fields__)}: {error}") from None
 
     def to_plan(self) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """Plain data; without scales where there are none, as in plans from before they were searched."""
+        numbers = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {name: value for name, value in numbers.items() if name != "scales" or value}
+
+    @property
+    def unequal(self) -> list[str]:
+        """Why mixers may not have equal numbers of runs in this search, as what is to be changed."""
+        wanted = {"ranks": (), "widen": 0, "level": 0}
+        return [name for name, value in wanted.items() if getattr(self, name) != value]
 
     @property
     def own_seeds(self) -> range:
@@ -99,7 +119,7 @@ class Search:
         for rung in self.rungs:
             cost += left * (rung - before)
             left, before = math.ceil(self.keep * left), rung
-        return self.seeds * cost
+        return self.seeds * cost * max(1, len(self.scales))
 
 
 def choose_search(rates: Sequence[float] | None = None) -> Search:
@@ -144,7 +164,7 @@ def settle(search: Search, scores: Scores) -> Outcome:
             return Outcome(tuple(missing), scores)
         cuts[rung] = cut(search, [scores[rate, rung] for rate in field])
         if rung < 1:
-            field = [rate for rate in field if scores[rate, rung] <= cuts[rung]]
+            field = continuing(search, field, cuts[rung], {rate: scores[rate, rung] for rate in field})
     tried, added = list(search.rates), 0
     while added < search.widen and (beyond := neighbour(best(field, scores), tried)) is not None:
         tried, added = sorted([*tried, beyond]), added + 1
@@ -167,6 +187,14 @@ def cut(search: Search, losses: Sequence[float]) -> float:
     return search.level_with(sorted(losses)[math.ceil(search.keep * len(losses)) - 1])
 
 
+def continuing(search: Search, field: Sequence[float], bound: float, losses: Mapping[float, float]) -> list[float]:
+    """Those that go on after a rung, in their order."""
+    if search.level:
+        return [rate for rate in field if losses[rate] <= bound]
+    kept = sorted(field, key=lambda rate: (losses[rate], rate))[: math.ceil(search.keep * len(field))]
+    return [rate for rate in field if rate in kept]
+
+
 def best(rates: Iterable[float], scores: Scores) -> float:
     """The rate with the lowest loss of a whole run; of equal ones the lowest."""
     return min(sorted(rates), key=lambda rate: scores[rate, 1.0])
@@ -184,10 +212,28 @@ def is_failed_trial(record: Record) -> bool:
     return record.get("phase") == PHASE and record["error"] is not None
 
 
-Place = tuple[str, str]  # mixer, setting ("" where there is only one)
+class Place(NamedTuple):
+    """What a search of rates is for."""
+
+    mixer: str
+    setting: str  # "" where there is only one
+    scale: InitScale = "0.02"
+
+
+Where = tuple[str, str]  # mixer, setting
 
 
 def place_of(record: Record) -> Place:
+    return Place(*where(record), scale_of(record))
+
+
+def scale_of(record: Record) -> InitScale:
+    """The initial scale of a run; records from before it was a choice do not say it."""
+    found: InitScale = record.get("init_scale", "0.02")
+    return found
+
+
+def where(record: Record) -> Where:
     return record["mixer"], record.get("setting", "")
 
 
@@ -211,20 +257,27 @@ def whole(search: Search, scores: Mapping[tuple[float, float], Mapping[int, floa
 class Tuned(NamedTuple):
     variant: str
     rate: float
+    scale: InitScale = "0.02"
 
 
-Choices = dict[Place, Tuned]
+Choices = dict[Where, Tuned]
 
 
 def choose(search: Search, found: Mapping[Place, Outcome]) -> Choices:
-    """Mixer and setting → the best of its variants, each at its best rate; those whose searches are finished."""
-    groups: dict[Place, dict[str, Outcome]] = {}
-    for (variant, setting), outcome in found.items():
-        groups.setdefault((search.base(variant), setting), {})[variant] = outcome
+    """Mixer and setting → the best of its variants and scales, each at its best rate; those whose searches are finished."""
+    groups: dict[Where, dict[tuple[str, InitScale], Outcome]] = {}
+    for (variant, setting, scale), outcome in found.items():
+        groups.setdefault((search.base(variant), setting), {})[variant, scale] = outcome
     chosen = {}
-    for place, variants in groups.items():
-        scores = {Tuned(name, own.rate): own.scores[own.rate, 1.0] for name, own in variants.items() if own.rate is not None}
-        wanted = {*search.variants(place[0]), *variants}  # records may be of a mixer that is no longer registered
+    for place, tried in groups.items():
+        scores = {
+            Tuned(name, own.rate, scale): own.scores[own.rate, 1.0]
+            for (name, scale), own in tried.items()
+            if own.rate is not None
+        }
+        # Records may be of a mixer that is no longer registered.
+        scales = search.scales or [scale for _, scale in tried]
+        wanted = {*product(search.variants(place[0]), scales), *tried}
         if len(scores) == len(wanted):
             chosen[place] = min(scores, key=lambda choice: scores[choice])
     return chosen

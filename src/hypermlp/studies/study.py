@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 from hypermlp.checks import choose_from
-from hypermlp.config import Init
+from hypermlp.config import Init, InitScale
 from hypermlp.files import Record, delete
 from hypermlp.mixers import build_mixer, hybrid, is_known, own
 from hypermlp.models.budget import MatchedModel
@@ -33,6 +33,7 @@ from hypermlp.studies.search import (
     Search,
     Trial,
     Tuned,
+    Where,
     choose,
     is_failed_trial,
     place_of,
@@ -59,6 +60,7 @@ class Study(ABC):
     precision: Precision = "float32"
     depth: int  # layers of the models
     init: Init = "paper"  # how convolutions and lag factors begin, in every mixer that has them (docs/layer.md)
+    init_scale: InitScale = "0.02"  # of the weights of linear layers in every mixer; a search may choose it
     search: Search | None = None  # how each mixer's learning rate is chosen on each setting; None: it is given
     given: dict[str, Any] | None = dataclasses.field(default=None, hash=False)  # mixer → its rate, or task → its rate
 
@@ -68,7 +70,7 @@ class Study(ABC):
     flat: ClassVar[bool] = False  # there is one setting, which the plan's models are not filed under
     chosen: ClassVar[tuple[str, ...]] = ()  # fields that say which runs to do, not how
     # Fields that older plans lack: written unless they have their default.
-    added_later: ClassVar[tuple[str, ...]] = ("precision", "init", "search", "given")
+    added_later: ClassVar[tuple[str, ...]] = ("precision", "init", "init_scale", "search", "given")
 
     @property
     @abstractmethod
@@ -88,8 +90,8 @@ class Study(ABC):
         """The runs of one mixer: one, or one per learning rate and weight decay."""
 
     @abstractmethod
-    def at_rate(self, rate: float) -> Self:
-        """The same study with this learning rate alone."""
+    def at(self, rate: float, scale: InitScale) -> Self:
+        """The same study with this learning rate and this initial scale alone."""
 
     @abstractmethod
     def shape(self, setting: Any) -> tuple[int, int]:
@@ -103,11 +105,11 @@ class Study(ABC):
         """Whether a search chooses the rates of a setting; else they follow from those of others (`transfer`)."""
         return True
 
-    def transfer(self, choices: Mapping[Place, Tuned], found: Mapping[Place, Outcome], pairings: Sequence[Pairing]) -> Choices:
+    def transfer(self, choices: Mapping[Where, Tuned], found: Mapping[Place, Outcome], pairings: Sequence[Pairing]) -> Choices:
         """The choices of the search, and what follows from them for settings that are not searched."""
         return dict(choices)
 
-    def rate_tests(self, choices: Mapping[Place, Tuned], pairings: Sequence[Pairing]) -> list[Job]:
+    def rate_tests(self, choices: Mapping[Where, Tuned], pairings: Sequence[Pairing]) -> list[Job]:
         """Runs that test what was transferred."""
         return []
 
@@ -124,6 +126,7 @@ class Study(ABC):
         if seeds < 1:
             raise ValueError(f"seeds ({seeds}) must be at least 1")
         choose_from("init", self.init, get_args(Init))
+        choose_from("init_scale", self.init_scale, get_args(InitScale))
         own.adopt(mixers)
         for mixer in mixers:
             for one, _ in hybrid.layers(mixer, self.depth):
@@ -177,14 +180,15 @@ class Study(ABC):
         assert self.search is not None
         found, trials = read_search(self.search, records), []
         for seed in self.search.own_seeds:
-            for pairing in (pairing for pairing in pairings if self.is_searched(pairing.key)):
-                outcome = found.get((pairing.mixer, pairing.key)) or settle(self.search, {})
-                trials += [self.trial(pairing, seed, rate, rung) for rate, rung in outcome.missing]
+            searched = [pairing for pairing in pairings if self.is_searched(pairing.key)]
+            for pairing, scale in product(searched, self.search.scales or (self.init_scale,)):
+                outcome = found.get(Place(pairing.mixer, pairing.key, scale)) or settle(self.search, {})
+                trials += [self.trial(pairing, seed, scale, rate, rung) for rate, rung in outcome.missing]
         have = {record["key"] for record in records}
         return [trial for trial in trials if trial.key not in have]
 
-    def trial(self, pairing: Pairing, seed: int, rate: float, rung: float) -> Trial:
-        (job,) = self.at_rate(rate).jobs(pairing.setting, pairing.mixer, pairing.model, seed)
+    def trial(self, pairing: Pairing, seed: int, scale: InitScale, rate: float, rung: float) -> Trial:
+        (job,) = self.at(rate, scale).jobs(pairing.setting, pairing.mixer, pairing.model, seed)
         return Trial(job=job, work=self.work, measure=self.measure, rate=rate, rung=rung)
 
     def plan_jobs(self, folder: Folder, mixers: Sequence[str], seeds: int) -> list[Job]:
@@ -200,15 +204,15 @@ class Study(ABC):
             for job in self.jobs(pairing.setting, pairing.mixer, pairing.model, seed)
         ]
 
-    def chosen_jobs(self, pairings: Sequence[Pairing], seeds: int, choices: Mapping[Place, Tuned]) -> list[Job]:
+    def chosen_jobs(self, pairings: Sequence[Pairing], seeds: int, choices: Mapping[Where, Tuned]) -> list[Job]:
         """The runs that count after a search, by setting and seed."""
         found: list[Job] = []
         places = {(pairing.mixer, pairing.key): pairing for pairing in pairings}
         for key in dict.fromkeys(pairing.key for pairing in pairings):
             own = [(mixer, choice) for (mixer, setting), choice in choices.items() if setting == key]
-            for seed, (mixer, (variant, rate)) in product(range(self.seeds_of(key, seeds)), own):
+            for seed, (mixer, (variant, rate, scale)) in product(range(self.seeds_of(key, seeds)), own):
                 if (pairing := places.get((variant, key))) is not None:
-                    (job,) = self.at_rate(rate).jobs(pairing.setting, variant, pairing.model, seed)
+                    (job,) = self.at(rate, scale).jobs(pairing.setting, variant, pairing.model, seed)
                     found.append(Chosen(job=job, work=self.work, mixer=mixer, variant=variant))
         return found
 
@@ -236,9 +240,8 @@ class Study(ABC):
             changed = [name for name, model in old.items() if name in matched and model != models[key][name]]
             if changed and self.numbers().items() <= folder.plan.items():
                 raise ValueError(
-                    f"with {', '.join(mixers)} the largest model{f' on {key}' if key else ''} is another than before, so "
-                    f"{', '.join(changed)} would have to be trained again to match it; run all of them in another folder than "
-                    f"{folder.path}"
+                    f"with {', '.join(mixers)} the largest model{f' on {key}' if key else ''} has changed, so "
+                    f"{', '.join(changed)} would have to be trained again to match it; use another folder than {folder.path}"
                 )
             pairings += [Pairing(key, setting, name, matched[name]) for name in mixers]
         folder.begin({**self.numbers(), "models": models[""] if self.flat else models, "own": own.adopt(mixers)})
@@ -282,11 +285,11 @@ class Agenda:
         """Where this was the last trial of its rung, delete what those that do not go on have saved."""
         records, place = self.folder.records.values(), place_of(record)
         outcome = read_search(self.rules, (own for own in records if place_of(own) == place))[place]
-        pairing = next(one for one in self.pairings if (one.mixer, one.key) == place)
+        pairing = next(one for one in self.pairings if (one.mixer, one.key) == (place.mixer, place.setting))
         if all(rung != record["rung"] for _, rung in outcome.missing):
             ended = set(outcome.rates) - {rate for rate, _ in outcome.missing}
             for rate, seed in product(ended, self.rules.own_seeds):
-                delete(self.folder.checkpoint(self.study.trial(pairing, seed, rate, 1.0).run))
+                delete(self.folder.checkpoint(self.study.trial(pairing, seed, place.scale, rate, 1.0).run))
 
     def forget_failures(self) -> None:
         for key in [key for key, record in self.folder.records.items() if is_failed_trial(record)]:
@@ -296,7 +299,7 @@ class Agenda:
 def check_given(search: Search | None, needed: Set[Any], found: Set[Any], rates: Iterable[float]) -> None:
     """Learning rates that are given are there for every run, above 0, and not searched."""
     if search is not None:
-        raise ValueError("given says the learning rates that a search would find: leave out one of them")
+        raise ValueError("given and search both set the learning rates: leave out one of them")
     if missing := sorted(needed - found):
         raise ValueError(f"given lacks a learning rate for {', '.join(map(str, missing))}")
     if other := sorted(found - needed):

@@ -43,7 +43,7 @@ def table1_studies(
     if paper and not gpu and device != "cpu":
         raise ValueError(
             "the paper's scale is for GPUs, and PyTorch finds none: 396 runs per mixer, or a language model of 124 million "
-            "parameters, would take this CPU years; --scale laptop takes hours, --device cpu tries it all the same"
+            "parameters, would take this CPU years; --scale laptop takes hours, --device cpu tries it anyway"
         )
     precision: Any = "bfloat16" if paper and gpu else "float32"
     protocol, mad_scale = ("faithful", "full") if paper else ("clean", scale)

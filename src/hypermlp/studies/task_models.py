@@ -16,13 +16,16 @@ from torch import Tensor, nn
 
 from hypermlp.files import Record, read_json, write_json
 from hypermlp.mixers import new_layers
+from hypermlp.models.bundled import find_model
 from hypermlp.models.mad import build_model
 from hypermlp.models.saved import CONFIG, WEIGHTS, save_weights
 from hypermlp.provenance import provenance
 from hypermlp.studies.mad import TaskJob
 from hypermlp.tasks.mad import MAD
 from hypermlp.tasks.mad_settings import Setting
+from hypermlp.tasks.scores import evaluate
 
+BATCH = 64  # test examples at a time
 MODEL_TYPE = "hypermlp-task"
 
 
@@ -49,8 +52,8 @@ def model_folder(models: Path, task: str, mixer: str) -> Path:
     return models / f"{task}-{mixer.replace('!', '').replace('*', 'x')}"
 
 
-def is_task_model(folder: Path) -> bool:
-    path = folder / CONFIG
+def is_task_model(folder: str | Path) -> bool:
+    path = find_model(folder) / CONFIG
     return path.is_file() and read_json(path).get("model_type") == MODEL_TYPE
 
 
@@ -64,7 +67,9 @@ def find_task_models(study: Path, task: str, mixers: Sequence[str]) -> list[Path
     return found
 
 
-def open_task_model(folder: Path) -> TaskModel:
+def open_task_model(folder: str | Path) -> TaskModel:
+    """The model of a folder, or a bundled one by its name, with its test examples."""
+    folder = find_model(folder)
     about: dict[str, Any] = read_json(folder / CONFIG)
     setting = Setting(**about["setting"])
     make_mixer = new_layers(about["mixer"], about["depth"], about["width"], setting.seq_len, about["size"])
@@ -72,3 +77,8 @@ def open_task_model(folder: Path) -> TaskModel:
     model.load_state_dict(load_file(folder / WEIGHTS))
     _, _, test = MAD[setting.task].load(setting, about["seed"], clean=True)
     return TaskModel(about["mixer"], model.eval(), setting, about["accuracy"], test.inputs, test.targets)
+
+
+def task_accuracy(saved: TaskModel) -> float:
+    """The share of right answers on the test examples."""
+    return evaluate(saved.model, saved.inputs, saved.targets, BATCH).accuracy

@@ -66,7 +66,7 @@ def read_csv(path: str) -> Series:
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} must be a CSV file in UTF-8 ({error})") from error
     if len(rows) < 3 or len(rows[0]) < 2:
-        raise ValueError(f"{path} must have a header, a column of dates, and at least one channel, with commas between them")
+        raise ValueError(f"{path} must be comma-separated, with a header, a column of dates and at least one channel")
     channels = rows[0][1:]
     if rows[0][0][:1].isdigit() or len(set(channels)) < len(channels):  # channels may be called 0, 1, …; a date is no header
         raise ValueError(f"{path} must begin with a header that names every channel once, not {', '.join(rows[0][:6])}")

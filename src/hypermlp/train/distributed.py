@@ -145,7 +145,7 @@ def distribute(model: LanguageModel, parallel: Parallel, half: bool, world: Worl
         return model
     if parallel == "ddp":
         if world.along("cp", "tp") > 1:
-            raise ValueError('train.parallel ("ddp") knows the batch alone: give train.parallel=fsdp with cp or tp')
+            raise ValueError('train.parallel ("ddp") divides only the batch: give train.parallel=fsdp with cp or tp')
         return DistributedDataParallel(model)
     assert world.mesh is not None
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else None

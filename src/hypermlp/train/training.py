@@ -23,6 +23,7 @@ from hypermlp.batch import Batch
 from hypermlp.config import IGNORED
 from hypermlp.errors import RunError
 from hypermlp.eval_mode import evaluating
+from hypermlp.mixers.base import Cut
 from hypermlp.models.lm import token_loss
 from hypermlp.models.parallel import in_blocks
 from hypermlp.models.saved import weights
@@ -161,17 +162,17 @@ class Training:
         return total / max(counted, 1)
 
     def state(self) -> dict[str, Tensor]:
-        """All that a checkpoint needs beside the step; the tensors are those in use, but for blocks of heads (blocks.py)."""
+        """All that a checkpoint needs beside the step; the tensors are those in use, but for joined ones (blocks.py)."""
         found, stacked = self.tensors()
-        return found | {name: without_blocks(found[name]) for name in stacked}
+        return found | {name: without_blocks(found[name], cut) for name, cut in stacked.items()}
 
     def restore(self, load: Callable[[dict[str, Tensor]], int]) -> None:
         """Continue from a checkpoint, which `load` fills into a state, and whose step it returns."""
         state = self.state()
         step = load(state)
         found, stacked = self.tensors()
-        for name in stacked:
-            fill_blocks(found[name], state[name])
+        for name, cut in stacked.items():
+            fill_blocks(found[name], state[name], cut)
         self.resume(step)
 
     def resume(self, step: int) -> None:
@@ -180,15 +181,15 @@ class Training:
         for state in self.optimiser.state.values():
             state["step"].fill_(step)
 
-    def tensors(self) -> tuple[dict[str, Tensor], list[str]]:
-        """All tensors of model and optimiser in use, and the names of those that hold blocks of heads."""
+    def tensors(self) -> tuple[dict[str, Tensor], dict[str, Cut]]:
+        """All tensors of model and optimiser in use, and those that join several projections."""
         reshard(self.model)
         model = unwrapped(self.model)
         found = {f"model.{name}": tensor for name, tensor in weights(model).items()}
         for name, p in model.named_parameters():
             found |= {f"optimiser.{name}.{moment}": self.optimiser.state[p][moment] for moment in MOMENTS}
         kinds = ("model.{}", *(f"optimiser.{{}}.{moment}" for moment in MOMENTS))
-        return found, [kind.format(name) for name in sorted(in_blocks(model)) for kind in kinds]
+        return found, {kind.format(name): cut for name, cut in sorted(in_blocks(model).items()) for kind in kinds}
 
 
 def fusible(model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""A mean over seeds, and how far it may be trusted: Student's confidence interval, or the bootstrap's.
+"""A mean over seeds, and how far it may be trusted: Student's confidence interval and test, or the bootstrap's interval.
 
 Without scipy, which is no dependency of torch and larger than all of this package: t for whole degrees of freedom is a finite
 sum, and of five seeds there are so few resamples that the bootstrap counts all of them, where scipy's draws some.
@@ -16,14 +16,16 @@ from itertools import accumulate, combinations_with_replacement
 from statistics import fmean, stdev
 
 from hypermlp.studies.protocol import IntervalKind
+from hypermlp.verdicts.significance import exchange_p, flip_p
 
 CONFIDENCE = 0.95
+DRAWS = 20_000  # resamples, where not all are counted
 ENOUGH = 4  # seeds from which an interval is shown; fewer are shown as they are
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One value per seed."""
+    """One value per seed: a score, or a gain paired by seed."""
 
     values: tuple[float, ...]
 
@@ -36,10 +38,19 @@ class Estimate:
         return fmean(self.values)
 
     @cached_property
+    def error(self) -> float:
+        """The standard error of the mean; infinite with one seed."""
+        return stdev(self.values) / math.sqrt(self.seeds) if self.seeds > 1 else math.inf
+
+    @property
+    def freedom(self) -> int:
+        """Degrees of freedom of Student's distribution."""
+        return self.seeds - 1
+
+    @cached_property
     def half(self) -> float | None:
         """Half the width of the confidence interval; None with one seed."""
-        n = len(self.values)
-        return student_t(n - 1) * stdev(self.values) / math.sqrt(n) if n > 1 else None
+        return student_t(self.freedom) * self.error if self.seeds > 1 else None
 
     @property
     def low(self) -> float:
@@ -51,12 +62,83 @@ class Estimate:
 
     def ends(self, kind: IntervalKind) -> tuple[float, float]:
         """The interval of the mean, of this kind; infinite with one seed."""
-        return (self.low, self.high) if kind == "student" or self.seeds < 2 else bootstrap(self.values)
+        return self.bootstrap() if kind == "bootstrap" and self.seeds > 1 else (self.low, self.high)
+
+    def bootstrap(self) -> tuple[float, float]:
+        return bootstrap(self.values)
+
+    def p(self, at: float = 0.0) -> float:
+        """By Student's t: how often chance alone puts the mean as far from `at`, on either side."""
+        return 2 * self.tail(abs(self.mean - at))
+
+    def p_within(self, bound: float) -> float:
+        """By Student's t: at most 0.05 where the 95 % interval lies within ±bound (two one-sided tests, doubled)."""
+        return min(1.0, 2 * max(self.tail(bound + self.mean), self.tail(bound - self.mean)))
+
+    def tail(self, distance: float) -> float:
+        """The share of Student's distribution beyond a distance, on one side; 1 − that of the opposite for a negative one."""
+        if self.seeds < 2:
+            return 0.5
+        if self.error == 0:
+            return 0.5 if distance == 0 else 0.0 if distance > 0 else 1.0
+        beyond = (1 - central_share(abs(distance) / self.error, self.freedom)) / 2
+        return beyond if distance >= 0 else 1 - beyond
+
+    @cached_property
+    def exact_p(self) -> float:
+        """By all ways to flip signs, without a distribution."""
+        return flip_p(self.values)
 
     @property
     def has_interval(self) -> bool:
         """Whether there are enough seeds to show an interval."""
         return self.seeds >= ENOUGH
+
+
+@dataclass(frozen=True)
+class Unpaired(Estimate):
+    """How far the mean of some values is above that of others, where no seed pairs them: Welch's test."""
+
+    others: tuple[float, ...] = ()
+
+    @property
+    def seeds(self) -> int:
+        return min(len(self.values), len(self.others))
+
+    @cached_property
+    def mean(self) -> float:
+        return fmean(self.values) - fmean(self.others)
+
+    @cached_property
+    def variances(self) -> tuple[float, float]:
+        """Of both means."""
+        first, second = (stdev(side) ** 2 / len(side) for side in (self.values, self.others))
+        return first, second
+
+    @cached_property
+    def error(self) -> float:
+        return math.sqrt(sum(self.variances)) if self.seeds > 1 else math.inf
+
+    @property
+    def freedom(self) -> int:
+        """Welch's, rounded down, which is the careful side."""
+        if self.error == 0:
+            return 2 * self.seeds - 2
+        sides = zip(self.variances, (self.values, self.others), strict=True)
+        return max(1, math.floor(self.error**4 / sum(v**2 / (len(side) - 1) for v, side in sides) + 1e-9))
+
+    def bootstrap(self) -> tuple[float, float]:
+        draw = random.Random(0)
+        sides = (self.values, self.others)
+        means = [[fmean(draw.choices(side, k=len(side))) for _ in range(DRAWS)] for side in sides]
+        gains = sorted((a - b, 1.0) for a, b in zip(*means, strict=True))
+        share = tail_share(self.seeds)
+        return quantile(gains, share), quantile(gains[::-1], share)
+
+    @cached_property
+    def exact_p(self) -> float:
+        """By all ways to exchange values between the sides."""
+        return exchange_p(self.values, self.others)
 
 
 def estimate(values: Iterable[float]) -> Estimate | None:
@@ -90,19 +172,24 @@ def central_share(t: float, freedom: int) -> float:
 
 @cache
 def bootstrap(values: tuple[float, ...]) -> tuple[float, float]:
-    """The expanded percentile interval of the mean (Hesterberg 2015), from all resamples of at most 8 values; 20,000 of more.
+    """The expanded percentile interval of the mean (Hesterberg 2015), from all resamples of at most 8 values; DRAWS of more.
 
     With few values the plain percentiles are too narrow; here they are as far out as Student's t is against the normal's.
     """
     n = len(values)
-    tail = math.erfc(math.sqrt(n / (n - 1)) * student_t(n - 1) / math.sqrt(2)) / 2
+    tail = tail_share(n)
     if n <= 8:
         means = [(fmean(found), weight) for found, weight in resamples(sorted(values))]
     else:
         draw = random.Random(0)
-        means = [(fmean(draw.choices(values, k=n)), 1.0) for _ in range(20_000)]
+        means = [(fmean(draw.choices(values, k=n)), 1.0) for _ in range(DRAWS)]
     means.sort()
     return quantile(means, tail), quantile(means[::-1], tail)
+
+
+def tail_share(n: int) -> float:
+    """The share of resamples that lies beyond an end: as far out as Student's t is against the normal's."""
+    return math.erfc(math.sqrt(n / (n - 1)) * student_t(n - 1) / math.sqrt(2)) / 2
 
 
 def resamples(values: Sequence[float]) -> Iterator[tuple[tuple[float, ...], float]]:
@@ -137,7 +224,7 @@ def interval(value: Estimate | None, digits: int, sign: str = "") -> str:
 
 def gain_text(gain: Estimate, kind: IntervalKind, digits: int) -> str:
     """A gain with its sign: as `interval` shows it, or with the ends of the bootstrap's interval."""
-    if kind == "student" or gain.seeds < 2:
+    if kind != "bootstrap" or gain.seeds < 2:
         return interval(gain, digits, "+")
     low, high = (signed(end, digits) for end in gain.ends(kind))
     return f"{signed(gain.mean, digits)} [{low} to {high}]"
@@ -145,7 +232,7 @@ def gain_text(gain: Estimate, kind: IntervalKind, digits: int) -> str:
 
 def spread_text(value: Estimate, digits: int, sign: str = "") -> str:
     """The range of two or three values; empty where they round to the same number, or there is an interval instead."""
-    if value.has_interval:
+    if value.has_interval or isinstance(value, Unpaired):
         return ""
     low, high = min(value.values), max(value.values)
     ends = [signed(end, digits, sign) for end in (low, high)]

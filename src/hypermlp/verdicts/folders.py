@@ -33,7 +33,7 @@ from hypermlp.models.lm import ModelConfig
 from hypermlp.runs.configs import count
 from hypermlp.studies.folder import read_lines
 from hypermlp.studies.scaling import ScalingStudy
-from hypermlp.studies.search import PHASE, Outcome, Place, Search, Tuned, choose, place_of, read_search
+from hypermlp.studies.search import PHASE, Outcome, Place, Search, Tuned, Where, choose, read_search, scale_of, where
 from hypermlp.tasks import TASKS
 from hypermlp.train.run_folder import RUN, RunFolder
 from hypermlp.verdicts.registration import VERSIONS, read_versions, registration_problems
@@ -61,16 +61,16 @@ class Runs:
         return read_search(Search.from_plan(rules), self.records) if rules else {}
 
     @cached_property
-    def choices(self) -> dict[Place, Tuned]:
+    def choices(self) -> dict[Where, Tuned]:
         return choose(Search.from_plan(self.plan["search"]), self.searches) if self.searches else {}
 
     @property
     def counted(self) -> list[Record]:
-        """The runs that are no search's; where one was made, those with the learning rate that it chose."""
+        """The runs that are no search's; where one was made, those with the learning rate and scale that it chose."""
         found = [record for record in self.records if record.get("phase") != PHASE]
         if not self.searches:
             return found
-        return [r for r in found if self.choices.get(place_of(r)) == (r.get("variant", r["mixer"]), r["lr"])]
+        return [r for r in found if self.choices.get(where(r)) == (r.get("variant", r["mixer"]), r["lr"], scale_of(r))]
 
     @property
     def rules(self) -> dict[str, Any]:
@@ -187,12 +187,14 @@ def new_results(place: Path, parts: Sequence[Runs]) -> Results:
         damaged=sum(part.damaged for part in parts),
         searched=tuple(record for part in parts for record in part.records if record.get("phase") == PHASE),
         searches={place: outcome for part in parts for place, outcome in part.searches.items()},
-        variants=frozenset((choice.variant, place[1]) for part in parts for place, choice in part.choices.items()),
+        tuned=frozenset(
+            Place(choice.variant, setting, choice.scale) for part in parts for (_, setting), choice in part.choices.items()
+        ),
         versions=tuple(read_versions(place)) if registered else (),
         unregistered=tuple(registration_problems(place)) if registered else (),
     )
     names = ("mixer", "setting", "seed", "lr", "weight_decay")
-    runs = {(part.kind, *(r.get(name) for name in names)): r for part in parts for r in part.counted}
+    runs = {(part.kind, scale_of(r), *(r.get(name) for name in names)): r for part in parts for r in part.counted}
     for (kind, *_), record in runs.items():
         if found.protocol is None or record["seed"] < found.protocol.seeds:
             (found.language if kind == "language" else found.mad).append(record)

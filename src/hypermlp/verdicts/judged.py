@@ -21,6 +21,9 @@ class Judged:
 
 
 def judge(results: Results) -> Judged:
+    """The verdicts on a study; of a quick one there are none."""
+    if results.quick:
+        return Judged(results, [], [])
     return Judged(results, judge_claims(results), [] if "tasks" in results.plans else predictions(results))
 
 

@@ -25,12 +25,19 @@ from hypermlp.studies.scores import common_mean, setting_score, task_scores
 from hypermlp.studies.search import Outcome, Place
 from hypermlp.tasks import TASKS
 from hypermlp.tasks.mad_settings import Setting, chance
-from hypermlp.verdicts.estimates import Estimate, estimate
+from hypermlp.verdicts.estimates import Estimate, Unpaired, estimate
 from hypermlp.verdicts.registration import Version, registered_version
 
-AVERAGE, LOSS = "average", "loss"  # measures beside the tasks: mean over the tasks, and the language model's loss
+# Measures beside the tasks: the mean over the tasks, and the language model's losses: on the validation split, and on a sample
+# of the training text, which is what the paper has.
+AVERAGE, VALIDATION, LOSS = "average", "validation loss", "loss"
+LOSSES = (VALIDATION, LOSS)
+FIELDS = {VALIDATION: "validation_loss", LOSS: "loss"}  # what records call them
 CEILING, FLOOR = "ceiling", "floor"  # all sides of a comparison solve the task, or all guess: it shows nothing
 REFERENCES = ("S-pc", "S-p", "S")  # softmax attention, the first of them that was run
+
+
+QUICK = "quick"  # what records of a quick study are marked with
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Results:
     damaged: int = 0  # lines that are no runs
     searched: tuple[Record, ...] = ()  # runs that only chose a learning rate
     searches: dict[Place, Outcome] = dataclasses.field(default_factory=dict)
-    variants: frozenset[Place] = frozenset()  # of mixers, that searches chose
+    tuned: frozenset[Place] = frozenset()  # what searches chose for each mixer, among its scales and variants
     versions: tuple[Version, ...] = ()  # of the protocol that it was registered by
     unregistered: tuple[str, ...] = ()  # why its runs do not count as registered beforehand
 
@@ -88,6 +95,11 @@ class Results:
         return half.tasks if isinstance(half, TaskStudy) else self.tasks
 
     @cached_property
+    def quick(self) -> bool:
+        """Whether its models were trained at the quick scale, which is too short to rank mixers."""
+        return any(record.get(QUICK) for record in self.records)
+
+    @cached_property
     def measure(self) -> str:
         """What runs on tasks are scored by."""
         return str(self.mad[0].get("measure", "accuracy")) if self.mad else "accuracy"
@@ -99,8 +111,14 @@ class Results:
 
     @cached_property
     def measures(self) -> list[str]:
-        """What there are numbers of: the average, the tasks, the loss."""
-        return [*([AVERAGE] if self.tasks else []), *self.tasks, *([LOSS] if self.language else [])]
+        """What there are numbers of: the average, the tasks, the losses."""
+        return [*([AVERAGE] if self.tasks else []), *self.tasks, *self.losses]
+
+    @cached_property
+    def losses(self) -> list[str]:
+        """The losses that language models have, that of the validation split first."""
+        there = any(final_loss(record, VALIDATION) is not None for record in self.language)
+        return [*([VALIDATION] if there else []), LOSS] if self.language else []
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -160,8 +178,10 @@ class Results:
             for task in self.tasks:
                 found[mixer, task] = {seed: self.times * score for seed, score in scores.get((mixer, task), {}).items()}
             found[mixer, AVERAGE] = common_mean([found.get((mixer, task), {}) for task in self.averaged])
-            losses = {seed: final_loss(record) for (name, seed), record in self.language_runs.items() if name == mixer}
-            found[mixer, LOSS] = {seed: loss for seed, loss in losses.items() if loss is not None}
+            for measure in LOSSES:
+                runs = {seed: record for (name, seed), record in self.language_runs.items() if name == mixer}
+                losses = {seed: final_loss(record, measure) for seed, record in runs.items()}
+                found[mixer, measure] = {seed: loss for seed, loss in losses.items() if loss is not None}
         return found
 
     def values(self, mixer: str, measure: str) -> dict[int, float]:
@@ -171,14 +191,17 @@ class Results:
         return estimate(self.values(mixer, measure).values())
 
     def gain(self, better: str, worse: str, measure: str) -> Estimate | None:
-        """How much better one mixer is than another, over the seeds that both have: points of accuracy, or loss saved."""
+        """How much better one mixer is than another: points of accuracy, or loss saved; over the seeds that both have."""
         a, b = self.values(better, measure), self.values(worse, measure)
-        sign = -1 if measure == LOSS else 1
+        sign = -1 if measure in LOSSES else 1
+        if not self.terms.paired:
+            sides = [tuple(sign * side[seed] for seed in sorted(side)) for side in (a, b)]
+            return Unpaired(*sides) if all(sides) else None
         return estimate(sign * (a[seed] - b[seed]) for seed in sorted(a.keys() & b.keys()))
 
     def floor(self, measure: str) -> float | None:
         """The accuracy of guessing, in percent, over all settings of a task or over all tasks; a loss has none."""
-        if measure == LOSS:
+        if measure in LOSSES:
             return None
         tasks = self.tasks if measure == AVERAGE else [measure]
         return fmean(fmean(100 * chance_of(key) for key in self.settings(task)) for task in tasks)
@@ -210,7 +233,7 @@ class Results:
     @cached_property
     def search_runs(self) -> dict[str, int]:
         """Mixer → how many runs its searches took, over all settings; a run that went on from rung to rung is one."""
-        names = ("mixer", "setting", "seed", "lr")
+        names = ("mixer", "setting", "seed", "lr", "init_scale")
         runs = {tuple(record.get(name) for name in names) for record in self.searched}
         counts = Counter(str(mixer).partition("@")[0] for mixer, *_ in runs)
         return {mixer: counts[mixer] for mixer in sorted(counts, key=table_order)}
@@ -226,7 +249,7 @@ def published(results: Results, mixer: str, key: str | float) -> float | None:
     if key == AVERAGE:
         whole = len(results.averaged) == len(paper.TASKS)
         return row.average if whole else fmean(row.accuracy[task] for task in results.averaged)
-    return row.loss if key == LOSS else row.accuracy[key]
+    return None if key == VALIDATION else row.loss if key == LOSS else row.accuracy[key]
 
 
 def table_order(mixer: str) -> tuple[float, str]:
@@ -236,13 +259,15 @@ def table_order(mixer: str) -> tuple[float, str]:
     return (order.index(mixer) if mixer in order else last), mixer
 
 
-def final_loss(record: Record) -> float | None:
+def final_loss(record: Record, measure: str = LOSS) -> float | None:
+    """The mean of the last evaluations; older records have it in their curve alone, or lack the validation loss."""
     if record["error"] is not None:
         return None
-    loss: float | None = (record.get("final") or {}).get("loss")
+    name = FIELDS[measure]
+    loss: float | None = (record.get("final") or {}).get(name)
     if loss is not None:
         return loss
-    points = curve(record, "loss")
+    points = curve(record, name)
     return fmean(y for _, y in points[-LAST:]) if points else None
 
 

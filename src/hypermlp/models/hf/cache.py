@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -22,8 +23,29 @@ class Unread(NamedTuple):
     x: Tensor  # B T C
 
 
+@dataclass
+class Record:
+    """What a block has read since its cache was as in `base`, so that a state can go back: it is computed again from there."""
+
+    base: LayerCache
+    calls: list[tuple[Callable[..., Tensor], Tensor, Tensor | None]] = field(default_factory=list)  # block, x (B T C), mask
+
+    def after(self, columns: int) -> LayerCache:
+        """The cache after the first `columns` of what has been read; the base is used up."""
+        cache = self.base
+        for block, x, mask in self.calls:
+            n = min(columns, x.shape[1])
+            if n:
+                block(x[:, :n], cache=cache, attention_mask=None if mask is None else mask[:, :n])
+            columns -= n
+        return cache
+
+
 class HyperCache(Cache):
     """The caches of all layers, each made on the layer's device when its first tokens come.
+
+    A state cannot forget its last tokens. Where it must be able to (assisted decoding asks for it), `crop` computes it again
+    from the place of the last crop; until the next one all inputs of such layers are kept.
 
     Caches hold no gradients. Tokens that come while gradients are recorded are therefore read without them, and once more, into
     the cache, when somebody asks for it: a training step, whose cache nobody looks at, does not pay for one.
@@ -34,6 +56,7 @@ class HyperCache(Cache):
         self.one_way = one_way  # some layer cannot forget its last tokens
         self.columns = 0  # of input that have gone through, padding included
         self._read, self._unread = ModelCache([]), list[Unread]()
+        self.records: dict[int, Record] | None = None  # of layers that cannot forget; None: nobody will crop
 
     @property
     def memory(self) -> ModelCache:
@@ -53,14 +76,20 @@ class HyperCache(Cache):
         self._unread.append(Unread(block, mixer, x.detach()))
 
     def __getstate__(self) -> dict[str, object]:
-        """A copy holds what has been read, and no layers of the model."""
-        return {**self.__dict__, "_read": self.memory, "_unread": []}
+        """A copy holds what has been read, and no layers of the model; it goes back no further than here."""
+        return {**self.__dict__, "_read": self.memory, "_unread": [], "records": None if self.records is None else {}}
 
-    def layer(self, index: int, mixer: Mixer, x: Tensor) -> LayerCache:
-        """The cache of one layer, for the tokens x (B T C) that it is about to read."""
+    def layer(
+        self, index: int, block: Callable[..., Tensor], mixer: Mixer, x: Tensor, mask: Tensor | None = None
+    ) -> LayerCache:
+        """The cache of one layer, whose block is about to read the tokens x (B T C), some of which a mask (B T) may hide."""
         layers = self.memory.layers
         if index == len(layers):
             layers.append(mixer.new_cache(x.shape[0], device=x.device))
+        if self.records is not None and layers[index].one_way:
+            if index not in self.records:
+                self.records[index] = Record(layers[index].clone())
+            self.records[index].calls.append((block, x.detach(), mask))
         return layers[index]
 
     def seen(self, rows: int) -> Tensor:
@@ -85,7 +114,7 @@ class HyperCache(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        return not self.one_way
+        return not self.one_way or self.records is not None
 
     @property
     def is_initialized(self) -> bool:
@@ -93,27 +122,52 @@ class HyperCache(Cache):
 
     def reset(self) -> None:
         self._read, self._unread, self.columns = ModelCache([]), [], 0
+        self._begin_records()
 
     def activate_past_recording(self) -> None:
-        """Assisted decoding announces that it will crop."""
-        if self.one_way:
-            raise ValueError(
-                "assisted decoding takes tokens back, and a recurrent mixer cannot: generate without assistant, or use mixers "
-                "that keep their past token by token, such as hyperglu or softmax"
-            )
+        """Make `crop` possible from here on, where states would not allow it; assisted decoding announces that it will crop."""
+        if self.one_way and self.records is None:
+            self.records = {}
+
+    def stop_past_recording(self) -> None:
+        self.records = None
+
+    def _begin_records(self) -> None:
+        if self.records is not None:
+            self.records = {}
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last -tokens_to_remove tokens of every row."""
         if tokens_to_remove > 0:
             raise ValueError(f"crop ({tokens_to_remove}) takes how many tokens to forget as a negative number")
-        if tokens_to_remove == 0 or not self.is_initialized:
+        if not self.is_initialized:
             return
-        self.memory.crop([max(0, seen + tokens_to_remove) for seen in self.memory.lengths.tolist()])
+        if self.records is not None:
+            self._go_back(-tokens_to_remove)
+        elif tokens_to_remove < 0:
+            self.memory.crop([max(0, seen + tokens_to_remove) for seen in self.memory.lengths.tolist()])
         self.columns = max(0, self.columns + tokens_to_remove)
+
+    @torch.no_grad()
+    def _go_back(self, columns: int) -> None:
+        """Take back so many columns of input: recorded layers are computed again, all others forget."""
+        assert self.records is not None
+        layers = self.memory.layers
+        read = min((sum(x.shape[1] for _, x, _ in record.calls) for record in self.records.values()), default=0)
+        if columns > read:
+            raise ValueError(f"cannot crop by {columns} tokens: a state goes back to the last crop at most, {read} tokens ago")
+        for index, record in self.records.items():
+            layers[index] = record.after(read - columns) if columns else layers[index]
+            self.records[index] = Record(layers[index].clone())
+        if columns:
+            left = layers[next(iter(self.records))].seen
+            for index in set(range(len(layers))) - set(self.records):
+                layers[index].crop(left)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.is_initialized:
             self.memory.reorder(beam_idx)
+            self._begin_records()
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self.reorder_cache(indices)

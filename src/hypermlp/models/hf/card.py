@@ -46,7 +46,7 @@ The mixer and its rivals are described in HyperMLP: An Integrated Perspective fo
 
 
 def figures(run: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, str]:
-    """What the run says about itself; nothing that it does not say."""
+    """What the record of the run says, and nothing more."""
     found: dict[str, str] = {}
     corpus, starts = run.get("corpus") or {}, run.get("starts") or [{}]
     if "name" in corpus:

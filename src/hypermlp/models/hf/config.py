@@ -39,6 +39,7 @@ class HyperConfig(PreTrainedConfig):
     size: int | list[int | None] | tuple[int | None, ...] | None = None
     heads: int | None = None
     init: str = "paper"
+    init_scale: str = "0.02"
     inner: int | None = None
     style: str = "llama"
     tied: bool = True
@@ -66,6 +67,11 @@ class HyperConfig(PreTrainedConfig):
     @num_attention_heads.setter
     def num_attention_heads(self, value: int | None) -> None:
         self.heads = value
+
+    @property
+    def layer_types(self) -> list[str]:
+        """What each layer remembers, in transformers' words: all tokens, those of a window, or a state."""
+        return [layer_type(mixer) for mixer in meta_mixers(self.plain())]
 
     @property
     def base_model_tp_plan(self) -> dict[str, str]:  # type: ignore[override]
@@ -106,6 +112,16 @@ class Names(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         return super().get(name, self.others.get(name, default))
+
+
+def layer_type(mixer: Mixer) -> str:
+    try:
+        spec = mixer.cache_spec()
+    except ValueError:  # the identity layout has no cache, and sees all tokens
+        return "full_attention"
+    if spec.states:
+        return "linear_attention"
+    return "full_attention" if spec.window is None else "sliding_attention"
 
 
 @cache

@@ -131,6 +131,8 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
         given = model_kwargs.get("past_key_values")
         if given is not None:
             check_cache(given)
+            if not generation_config.is_assistant:
+                given.stop_past_recording()  # assisted decoding asks for it anew
         elif generation_config.use_cache is not False:
             cache = model_kwargs["past_key_values"] = self.generation_cache()
             if generation_config.is_assistant:

@@ -1,4 +1,4 @@
-"""The names that this package takes from transformers; where it is not installed, stand-ins that tell the cure when used."""
+"""The names that this package takes from transformers; without it, stand-ins that name the cure when used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
         raise
 
     class Missing(type):
-        """Of classes whose library is not installed: all that can be done with them is to learn the cure."""
+        """Stand-in for a class whose library is not installed: using it raises an error with the cure."""
 
         def __call__(cls, *arguments: Any, **options: Any) -> Any:
             raise ImportError(CURE)

@@ -53,7 +53,8 @@ class HyperBlock(Block, GradientCheckpointingLayer):
         if past.waits:
             past.read_later(partial(self, **options), self.mixer, x)
             return super().forward(x, **options, **listed)
-        return super().forward(x, cache=past.layer(layer, self.mixer, x), **options, **listed)
+        cache = past.layer(layer, self, self.mixer, x, options.get("attention_mask"))
+        return super().forward(x, cache=cache, **options, **listed)
 
 
 class HyperPreTrainedModel(PreTrainedModel):

@@ -169,7 +169,10 @@ def row_pointer(x: Tensor | None, shape: Sequence[int], dtype: torch.dtype = tor
 
 def addresses(p: LayerParameters, shapes: Sequence[Sequence[int]]) -> ctypes.Structure:
     """hm_parameters of contiguous tensors."""
-    found = [pointer(t, shape) for t, shape in zip(p, shapes, strict=True)]
+    return hm_parameters([pointer(t, shape) for t, shape in zip(p, shapes, strict=True)])
+
+
+def hm_parameters(found: Sequence[int | None]) -> ctypes.Structure:
     return STRUCTURES["hm_parameters"](SEVEN(*found[:7]), SEVEN(*found[7:14]), *found[14:])
 
 

@@ -5,21 +5,23 @@ On few tokens every call counts.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from hypermlp.ops.native.bindings import (
     STRUCTURES,
     addresses,
     call,
+    hm_parameters,
     pointer,
     room_for,
     structure,
     whole,
 )
-from hypermlp.ops.parameters import LayerParameters, LayerShape
+from hypermlp.ops.parameters import LayerParameters, LayerShape, placement
 
 MOST_TOKENS = 512  # from which the calls are a small part, and nodes that free their tensors one by one need less memory
 
@@ -44,36 +46,45 @@ def shapes(C: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def layer_arguments(x: Tensor, p: LayerParameters, shape: LayerShape) -> ctypes.Structure:
-    """For x (B T C) and contiguous parameters: sizes, choices, threads and parameters."""
-    (B, T, C), spec, (W, *sizes) = x.shape, shape.spec, dimensions(p, shape)
-    choices = (spec.kind == "relu", spec.norm != "none", shape.shortcut1, shape.shortcut2, spec.eps)
-    m = structure("hm_args", B, T, T, *sizes, *choices)
-    a = STRUCTURES["hm_layer_args"](mix=m, C=C, W=W, parameters=addresses(p, shapes(C, (W, *sizes))))
-    a.x, a.kept_size = pointer(x, x.shape), m.B * m.T * (4 * m.G * m.K + 2 * m.G * m.R1 + 2 * m.H * m.R2 + 3 * m.H * m.V + m.H)
-    return a
+class WholeCall:
+    """hm_layer_args: sizes, choices and parameters of a layer, laid out once; a call adds its tensors."""
 
+    def __init__(self, p: LayerParameters, shape: LayerShape) -> None:
+        spec, (W, *sizes) = shape.spec, dimensions(p, shape)
+        choices = (spec.kind == "relu", spec.norm != "none", shape.shortcut1, shape.shortcut2, spec.eps)
+        m, C = structure("hm_args", 0, 0, 0, *sizes, *choices), p.o.shape[0]
+        self.arguments = STRUCTURES["hm_layer_args"](mix=m, C=C, W=W, parameters=addresses(p, shapes(C, (W, *sizes))))
+        self.kept = 4 * m.G * m.K + 2 * m.G * m.R1 + 2 * m.H * m.R2 + 3 * m.H * m.V + m.H  # numbers for each token
+        self.parameters, self.shape = p, shape
+        self.places = placement(t for t in p if t is not None)
 
-def forward(x: Tensor, p: LayerParameters, shape: LayerShape) -> tuple[Tensor, Tensor]:
-    """y (B T C) with contiguous parameters, and what backward needs of the way there."""
-    x = whole(x)
-    a = layer_arguments(x, p, shape)
-    y, kept = x.new_empty(x.shape), x.new_empty(a.kept_size)
-    a.y, a.kept = pointer(y, x.shape), pointer(kept, (a.kept_size,))
-    call("hm_layer_forward", a)
-    return y, kept
+    def reads(self, p: LayerParameters) -> bool:
+        """Whether these parameters are, and lie, as those that it was made for."""
+        return self.places == placement(t for t in p if t is not None)
 
+    def begin(self, x: Tensor) -> Any:
+        """The arguments of a call on x (B T C)."""
+        a = STRUCTURES["hm_layer_args"].from_buffer_copy(self.arguments)
+        m, (B, T) = a.mix, x.shape[:2]
+        m.B, m.T, m.S, m.nthreads = B, T, T, torch.get_num_threads()
+        a.x, a.kept_size = pointer(x, (B, T, self.arguments.C)), B * T * self.kept
+        return a
 
-def backward(
-    d_y: Tensor, x: Tensor, kept: Tensor, p: LayerParameters, shape: LayerShape, wanted: LayerParameters
-) -> tuple[Tensor, LayerParameters]:
-    """Gradients of x and of the wanted parameters."""
-    d_y, x = whole(d_y), whole(x)
-    a = layer_arguments(x, p, shape)
-    if kept.numel() != a.kept_size:
-        raise ValueError("the layer's parameters changed their shapes between forward and backward; run forward again")
-    d_x, found = x.new_empty(x.shape), room_for(p, wanted)
-    a.kept, a.dy, a.dx = pointer(kept, (a.kept_size,)), pointer(d_y, x.shape), pointer(d_x, x.shape)
-    a.gradients = addresses(found, [() if t is None else t.shape for t in found])
-    call("hm_layer_backward", a)
-    return d_x, found
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """y (B T C), and what backward needs of the way there."""
+        x = whole(x)
+        a = self.begin(x)
+        y, kept = x.new_empty(x.shape), x.new_empty(a.kept_size)
+        a.y, a.kept = y.data_ptr(), kept.data_ptr()
+        call("hm_layer_forward", a)
+        return y, kept
+
+    def backward(self, d_y: Tensor, x: Tensor, kept: Tensor, wanted: LayerParameters) -> tuple[Tensor, LayerParameters]:
+        """Gradients of x and of the wanted parameters."""
+        d_y, x = whole(d_y), whole(x)
+        a = self.begin(x)
+        d_x, found = x.new_empty(x.shape), room_for(self.parameters, wanted)
+        a.kept, a.dy, a.dx = pointer(kept, (a.kept_size,)), pointer(d_y, x.shape), d_x.data_ptr()
+        a.gradients = hm_parameters([None if t is None else t.data_ptr() for t in found])
+        call("hm_layer_backward", a)
+        return d_x, found
