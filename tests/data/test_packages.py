@@ -93,6 +93,14 @@ def test_a_package_that_cannot_be_had_is_an_error_with_the_cure(index: Path, tmp
         find_source(f"packages:{tmp_path / 'mine'}")
 
 
+def test_a_python_without_pip_says_so(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages.sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "python").write_text("#!/bin/sh\necho 'No module named pip' >&2; exit 1\n")
+    (tmp_path / "python").chmod(0o755)
+    with pytest.raises(ValueError, match="No module named pip"):
+        find_source(f"packages:{tmp_path / 'none'}")
+
+
 def test_another_file_under_the_pinned_name_is_refused(index: Path) -> None:
     wheel(index, "first", {"first/a.py": b"a = 2\n"})
     with pytest.raises(ValueError, match=r"first-1\.0-py3-none-any\.whl is not the file that was pinned"):

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from hypermlp.paper import tables as paper
-from hypermlp.report.charts import nice_ticks, number
+from hypermlp.report.charts import Chart, Line, log_axis, nice_ticks, number, numeric_axis, rows_of
 from hypermlp.report.opening import deciding
 from hypermlp.report.page import write_report
 from hypermlp.report.words import gain_words, sentence
 from hypermlp.studies.folder import Folder
 from hypermlp.studies.mad import task_study, train
 from hypermlp.verdicts.claims import judge_claims
+from hypermlp.verdicts.estimates import Estimate
 from hypermlp.verdicts.folders import read_studies
 from hypermlp.verdicts.judged import judge_folder
 from made_up import language, mad, write
@@ -279,3 +280,25 @@ def test_captions_name_the_true_number_of_seeds(tmp_path: Path) -> None:
 
 def test_wide_tables_say_that_they_scroll(results: Path) -> None:
     assert page_of(results).count("The table scrolls sideways") >= 3
+
+
+def test_a_logarithmic_axis_has_equal_factors_at_equal_distances() -> None:
+    axis = log_axis("operations", 1e12, 1e15, str)
+    assert [axis.place(10.0**power) for power in (12, 13, 15)] == pytest.approx([0, 1 / 3, 1])
+    assert [tick for tick, _ in axis.ticks] == pytest.approx([1e12, 1e13, 1e14, 1e15])
+    assert [tick for tick, _ in log_axis("", 3, 40, str).ticks] == pytest.approx([5, 10, 20])
+
+
+def test_a_hybrids_name_has_a_row_for_each_mixer_and_a_fitted_curve_no_points() -> None:
+    assert rows_of("gated_deltanet+hyperglu") == ["gated_deltanet", "+hyperglu"]
+    assert rows_of("gla+S-pc") == ["gla+S-pc"]
+    assert rows_of("R-cg-q-12o+op1_rank=4") == ["R-cg-q-12o+op1…"]
+    measured = [(float(x), Estimate((y,))) for x, y in ((1, 3.0), (2, 2.0))]
+    lines = [
+        Line("gated_deltanet+hyperglu", measured, 0, named=False),
+        Line("gated_deltanet+hyperglu", measured, 0, fitted=True),
+    ]
+    svg = Chart("losses", lines, numeric_axis("x", 0, 3), numeric_axis("y", 1, 3)).html()
+    assert svg.count("<circle") == 2
+    assert svg.count(">+hyperglu</text>") == 1
+    assert 'class="s0 fit"' in svg

@@ -30,7 +30,8 @@ from hypermlp.studies.executors import LocalPool
 from hypermlp.studies.folder import Folder, read_lines
 from hypermlp.studies.protocol import find_protocol, load_protocol
 from hypermlp.studies.scaling import PREDICTIONS, TRANSFER, ScalingSetting, ScalingStudy, optimum, training_flops, transfer_rate
-from hypermlp.studies.search import FINAL, PHASE, Search, settle
+from hypermlp.studies.search import FINAL, PHASE, Place, Search, Tuned, settle
+from hypermlp.studies.study import Pairing
 from hypermlp.verdicts import registration
 from hypermlp.verdicts.estimates import Estimate
 from hypermlp.verdicts.folders import read_studies
@@ -109,6 +110,28 @@ def test_rates_follow_the_rule() -> None:
     assert transfer_rate({32: 2e-3, 64: 8e-3}, 128) == 4e-3, "never rises"
 
 
+def test_initial_scales_are_searched_too_and_follow_the_larger_model() -> None:
+    search = Search(rates=(2e-3, 8e-3), rungs=(1.0,), widen=0, scales=("0.02", "torch"))
+    study = dataclasses.replace(STUDY, search=search)
+    keys = [setting.key for setting in study.settings().values()]
+    losses = {"0.02": (1.0, 2.0), "torch": (2.0, 1.5)}  # of both rates
+    found = {
+        Place("S", key, scale): settle(search, {(2e-3, 1.0): low, (8e-3, 1.0): high})
+        for key in keys[:2]
+        for scale, (low, high) in losses.items()
+    }
+    choices = {("S", keys[0]): Tuned("S", 2e-3, "0.02"), ("S", keys[1]): Tuned("S", 8e-3, "torch")}
+    (model,) = study.match(study.largest, ["S"]).values()
+    pairings = [Pairing(key, setting, "S", model) for key, setting in study.settings().items()]
+    everywhere = study.transfer(choices, found, pairings)
+    assert everywhere == {**choices, **{("S", key): Tuned("S", 8e-3, "torch") for key in keys[2:]}}
+    tests = study.rate_tests(everywhere, pairings)
+    assert [(test.identity["lr"], test.identity["init_scale"]) for test in tests] == [(4e-3, "torch"), (1.6e-2, "torch")]
+    finals = study.chosen_jobs(pairings, 1, everywhere)
+    trials = [study.trial(pairings[0], 10_000, scale, 2e-3, 1.0) for scale in search.scales]
+    assert len({job.key for job in (*tests, *finals, *trials)}) == 2 + 4 + 2
+
+
 def test_the_best_rate_is_the_lowest_point_of_a_parabola() -> None:
     search = Search(rates=(1e-3, 2e-3, 4e-3), rungs=(1.0,), widen=0)
 
@@ -183,6 +206,8 @@ def test_the_page_begins_with_a_sentence_and_has_both_charts(folder: Path, resul
     first = longer.ranked(longer.curve_sizes[-1])[0][0]
     assert f"{first} has the lowest loss" in lead(longer)
     assert "lay where the smaller ones had predicted them" in outlook(longer)
+    assert not results.crossings, "a study that ranks nobody says nothing of who passes whom"
+    assert not outlook(results)
 
 
 def test_a_sentence_says_whether_all_seeds_agree() -> None:

@@ -86,11 +86,12 @@ def run_plan(
         )
     if finished(folder) == before:
         say(console, f"All runs were finished before and are in {folder}; another --out trains them again.")
-    show_budgets(console, records)
     if any(isinstance(study, ScalingStudy) for study in plan.studies.values()):
-        leave_scaling(console, folder)
+        leave_scaling(console, folder)  # its models are equal, whatever the mixers take of them
         end_quick(console, plan)
-    elif plan.quick:
+        return records
+    show_budgets(console, records)
+    if plan.quick:
         say(console, f"Report: {write_report(folder)}")
         end_quick(console, plan)
     else:

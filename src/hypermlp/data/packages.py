@@ -88,7 +88,8 @@ def fetch(pins: Iterable[Pin], folder: Path) -> None:
     if absent:
         others = [path.name for pin in absent for path in sorted(folder.glob(f"{pin.stem}-*.whl"))]
         there = f" {folder} has {', '.join(others)}, of other versions." if others else ""
-        reason = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("ERROR")), "pip says no more")
+        said = [line for line in done.stderr.splitlines() if line.strip()] or ["pip says no more"]
+        reason = next((line for line in reversed(said) if line.startswith("ERROR")), said[-1])
         raise ValueError(
             f"pip could not fetch {', '.join(f'{pin.name} {pin.version}' for pin in absent)} ({reason}).{there} "
             f"With a network the same command fetches them; without one, carry the wheels to {folder}: "

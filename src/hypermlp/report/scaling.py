@@ -193,7 +193,7 @@ def write_scaling(folder: Path, out: Path | None = None) -> Path:
         "Losses": loss_table(study),
         "Fitted curves": fit_table(study),
         "Predicted, then measured": forecast_table(study),
-        "Learning rates": rate_table(study),
+        "Rates and initial scales": rate_table(study),
         "Protocol": registration(study.versions, study.unregistered) if study.versions else Markup(),
         "Runs": runs(study),
     }
@@ -301,10 +301,9 @@ def fit_table(study: ScalingResults) -> Markup:
         f"{RESAMPLES} draws of the seeds of every point. The longest runs took {power(study.compute[1])} operations.",
         "note",
     )
-    crossings = [crossing_words(*item) for item in study.crossings]
-    html += paragraph(
-        ". ".join(crossings) + "." if crossings else f"No two curves cross up to {BEYOND:g} times the operations."
-    )
+    if not study.short:
+        crossings = ". ".join(crossing_words(*item) for item in study.crossings)
+        html += paragraph(f"{crossings or f'No two curves cross up to {BEYOND:g} times the operations'}.")
     if laws := {mixer: law for mixer in study.mixers if (law := study.parametric(mixer)) is not None}:
         heads = ("mixer", "E", "A at N parameters", "α", "B at D tokens", "β", "N", "D")
         lines = []
@@ -336,11 +335,11 @@ def forecast_table(study: ScalingResults) -> Markup:
 def rate_table(study: ScalingResults) -> Markup:
     sizes, rows = study.sizes, []
     for mixer in study.mixers:
-        rates = [study.rates.get((mixer, size.key)) for size in sizes]
-        rows.append([name_cell(mixer), *(cell(NONE if rate is None else f"{rate:g}", rate) for rate in rates)])
+        chosen = [(study.rates.get((mixer, size.key)), study.scales.get((mixer, size.key), "")) for size in sizes]
+        rows.append([name_cell(mixer), *(cell(NONE if rate is None else f"{rate:g}", rate, small=own) for rate, own in chosen)])
     html = table(("mixer", *(short_count(size.parameters) for size in sizes)), rows)
     if study.plan.get("search"):
-        html += paragraph(f"Searched at the {study.plan['searched']} smallest widths. {RULE}", "note")
+        html += paragraph(f"Searched at the {study.plan['searched']} smallest widths. {RULE} Below a rate: the scale.", "note")
     if tests := study.rate_tests:
         lines = [
             [

@@ -27,7 +27,7 @@ from hypermlp.studies import language
 from hypermlp.studies.folder import is_record
 from hypermlp.studies.language import LanguageJob, LanguageStudy
 from hypermlp.studies.scaling_law import LEAST, FittedLaw, fit_power_law, forecast
-from hypermlp.studies.search import FINAL, Choices, Chosen, Outcome, Place, Search, Tuned, Where, choose_search
+from hypermlp.studies.search import FINAL, Choices, Chosen, Outcome, Place, Search, Tuned, Where
 from hypermlp.studies.study import Pairing, Study
 from hypermlp.studies.worker import Job, RunContext, Work
 
@@ -37,7 +37,7 @@ STEEPEST = 1.0  # of the exponent of the width, with which a rate falls
 AROUND = (0.5, 2.0)  # times the rate that followed: what the test tries
 RULE = (
     "The rate falls as width^−a through the best rates of both searched widths, each taken at the lowest point of a parabola "
-    f"in the logarithm of the rate; a stays between 0 and {STEEPEST:g}."
+    f"in the logarithm of the rate; a stays between 0 and {STEEPEST:g}. The initial scale is the best one of the larger width."
 )
 
 
@@ -260,14 +260,14 @@ def scaling_study(standard: ScalingStudy, *, quick: bool, search: bool | None, *
 
     search: whether rates are searched; without a search, `lr` is the rate of all.
     """
-    numbers: dict[str, Any] = {**(QUICK if quick else {}), **changes}
+    numbers: dict[str, Any] = {"search": standard.search, **(QUICK if quick else {}), **changes}
     rates = numbers.pop("lr", None)
     if search is False:
         if rates is None or len(rates) != 1:
             raise ValueError("without a search all models have one learning rate: say lr=NUMBER")
         return dataclasses.replace(standard, **numbers | {"search": None, "lr": rates[0]})
     if rates is not None:
-        numbers["search"] = choose_search(rates)
+        numbers["search"] = dataclasses.replace(numbers["search"], rates=tuple(sorted(rates)))
     return dataclasses.replace(standard, **numbers)
 
 
@@ -294,13 +294,14 @@ def fit_points(points: Points) -> FittedLaw:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingJob(LanguageJob):
-    """A language model of one setting; its rate is part of its name."""
+    """A language model of one setting; its rate and initial scale are part of its name."""
 
     setting: ScalingSetting
 
     @property
     def key(self) -> str:
-        return f"scaling/{self.mixer}/{self.setting.key}/seed={self.seed},lr={self.study.lr:g}"
+        scale = "" if self.study.init_scale == "0.02" else f",scale={self.study.init_scale}"
+        return f"scaling/{self.mixer}/{self.setting.key}/seed={self.seed},lr={self.study.lr:g}{scale}"
 
     @property
     def identity(self) -> Record:

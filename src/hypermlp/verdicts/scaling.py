@@ -23,7 +23,7 @@ from hypermlp.studies.scaling_law import (
     find_crossing,
     fit_parametric_law,
 )
-from hypermlp.studies.search import FINAL
+from hypermlp.studies.search import FINAL, scale_of, where
 from hypermlp.verdicts.estimates import Estimate, estimate
 from hypermlp.verdicts.registration import VERSIONS, Version, read_versions, registration_problems
 from hypermlp.verdicts.results import REFERENCES
@@ -167,9 +167,11 @@ class ScalingResults:
 
     @cached_property
     def crossings(self) -> list[tuple[str, str, Crossing]]:
-        """Of fitted curves, from the least compute to BEYOND times the most."""
+        """Of fitted curves, from the least compute to BEYOND times the most; none of a study that ranks nobody."""
         low, high = self.compute
-        found = []
+        found: list[tuple[str, str, Crossing]] = []
+        if self.short:
+            return found
         for first, second in combinations(self.mixers, 2):
             a, b = self.curves[first].fitted, self.curves[second].fitted
             if a is not None and b is not None and (crossing := find_crossing(a, b, low, BEYOND * high)) is not None:
@@ -203,6 +205,11 @@ class ScalingResults:
     def rates(self) -> dict[tuple[str, str], float]:
         """(mixer, setting) → learning rate of the runs that count."""
         return {(record["mixer"], record["setting"]): record["lr"] for record in self.counted}
+
+    @cached_property
+    def scales(self) -> dict[tuple[str, str], str]:
+        """(mixer, setting) → initial scale of the runs that count."""
+        return {where(record): scale_of(record) for record in self.counted}
 
     @cached_property
     def rate_tests(self) -> list[TransferResult]:
