@@ -47,6 +47,7 @@ ORDER = [
         "allocator",
         "collectives",
     },
+    {"fixed_cache"},
     {"ops"},
     {"mixers"},
     {"models"},

@@ -248,6 +248,8 @@ def test_the_words_of_other_models_mean_the_same() -> None:
     assert config.num_attention_heads == 2  # as the mixers have them
     assert HyperConfig(num_attention_heads=4).plain().heads == 4
     assert not hasattr(HyperConfig(mixer="mamba"), "num_attention_heads")
+    remembered = HyperConfig(mixer=("softmax", "mamba", "hyperglu"), depth=4).layer_types
+    assert remembered == ["full_attention", "linear_attention", "sliding_attention", "full_attention"]
     values = config.to_dict()
     assert (values["hidden_size"], values.get("num_attention_heads"), values.get("n_embd", 1)) == (48, 2, 1)
     assert "hidden_size" in values

@@ -113,6 +113,43 @@ def test_a_state_goes_back_to_the_last_crop() -> None:
 
 
 @each_memory
+def test_a_static_cache_writes_the_same(mixer: str | tuple[str, ...]) -> None:
+    _, model = pair(mixer=mixer)
+    prompt = some_tokens(2, 5)
+    mask = torch.ones_like(prompt)
+    mask[0, :2] = 0
+    for options in ({"attention_mask": mask, "pad_token_id": 3}, {"num_beams": 3}, {"prefill_chunk_size": 2}):
+        assert write(model, prompt, 9, cache_implementation="static", **options) == write(model, prompt, 9, **options)
+    last = model.generate(prompt, max_new_tokens=4, cache_implementation="static", return_dict_in_generate=True)
+    cache = last.past_key_values
+    assert (cache.get_seq_length(), cache.is_compileable) == (8, True)
+    assert cache.get_max_length() == 14  # as much as the longest before
+    cache.reset()
+    assert_same(model(prompt, past_key_values=cache).logits, model(prompt).logits)
+    for act in (lambda: cache.crop(-1), cache.activate_past_recording):
+        with pytest.raises(ValueError, match="leave cache_implementation unset"):
+            act()
+
+
+@pytest.mark.parametrize("mixer", ["hyperglu", ("softmax", "gated_deltanet")], ids=str)
+def test_generate_compiles_its_steps_to_one_graph(mixer: str | tuple[str, ...]) -> None:
+    _, model = pair(mixer=mixer)
+    prompt = some_tokens(2, 5)
+    mask = torch.ones_like(prompt)
+    mask[0, :2] = 0
+    options = {"attention_mask": mask, "pad_token_id": 3}
+    expected = write(model, prompt, 9, **options)
+    compiled = transformers.CompileConfig(fullgraph=True, dynamic=False, backend="aot_eager")
+    compiled._compile_all_devices = True
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for count in (9, 4):
+            written = write(model, prompt, count, cache_implementation="static", compile_config=compiled, **options)
+            assert written == [row[:count] for row in expected]
+    assert hasattr(model, "_compiled_call")
+
+
+@each_memory
 def test_a_conversation_goes_on_from_its_cache(mixer: str | tuple[str, ...]) -> None:
     _, model = pair(mixer=mixer)
     prompt, cache = some_tokens(2, 5), model.generation_cache()
@@ -182,8 +219,8 @@ def test_a_cache_is_handled_row_by_row() -> None:
 def test_what_cannot_be_done_is_refused() -> None:
     _, model = pair()
     tokens = some_tokens(1, 5)
-    with pytest.raises(ValueError, match=r"cache_implementation \('static'\) must be left unset"):
-        write(model, tokens, cache_implementation="static")
+    with pytest.raises(ValueError, match=r"cache_implementation \('quantized'\) must be left unset"):
+        write(model, tokens, cache_implementation="quantized")
     with pytest.raises(ValueError, match=r"past_key_values \(DynamicCache\) must be a HyperCache"):
         model(tokens, past_key_values=DynamicCache())
     with pytest.raises(ValueError, match=r"attention_mask \(\(1, 1, 5, 5\)\) must be \(batch, time\)"):

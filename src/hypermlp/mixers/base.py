@@ -33,6 +33,7 @@ from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import divisible
 from hypermlp.collectives import Rows
 from hypermlp.config import InitScale
+from hypermlp.fixed_cache import FixedCache
 from hypermlp.mixers.initial import init_weight
 from hypermlp.mixers.weights import Weights
 from hypermlp.ops.observer import is_traced, transform
@@ -166,6 +167,9 @@ class Mixer(nn.Module, ABC):
             options: of the mixer's own `mix`; HyperGLU's are impl and chunk_T.
         """
         tokens = self.prepare(x, attention_mask, cu_seqlens, cache)._replace(weights=weights)
+        if isinstance(cache, FixedCache):
+            with torch.no_grad():
+                cache.note(tokens.order, x.shape[1])
         if weights is not None and not self.gives_weights:
             raise ValueError(
                 f"{type(self).__name__} has no weights of single tokens to give: leave weights unset, or use softmax "
@@ -193,7 +197,7 @@ class Mixer(nn.Module, ABC):
             if not self.splits_by_head:
                 refuse_tensor_parallel(self)
         check_input(x, self.width, floating_parameter(self), attention_mask, cu_seqlens)
-        if cache is not None:
+        if cache is not None and not (torch.compiler.is_compiling() and isinstance(cache, FixedCache)):
             check_cache(cache, x, self.cache_spec(), cu_seqlens)
         return gather_tokens(x, attention_mask, cu_seqlens, cache)
 
@@ -204,6 +208,8 @@ class Mixer(nn.Module, ABC):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         rewind: int | None = None,
+        *,
+        fixed: bool = False,
     ) -> Cache:
         """An empty cache for decoding.
 
@@ -213,14 +219,15 @@ class Mixer(nn.Module, ABC):
                 window ever needs; None: it grows as needed.
             dtype, device: of what it holds; None: the parameters'.
             rewind: how many tokens cache.crop can always undo; None: the mixer's default.
+            fixed: room for max_len tokens and no more, for steps that torch.compile makes one graph of (fixed_cache.py).
         """
         like = floating_parameter(self)
         if like is None:  # nothing, or quantised weights alone
             like = torch.empty(0, device=next((t.device for t in (*self.parameters(), *self.buffers())), None))
-        device = torch.device(device or like.device)
-        return Cache.new(
-            self.cache_spec(), batch_size, rewind=rewind, max_len=max_len, dtype=dtype or like.dtype, device=device
-        )
+        device, dtype, spec = torch.device(device or like.device), dtype or like.dtype, self.cache_spec()
+        if fixed:
+            return FixedCache(spec, batch_size, max_len=max_len, dtype=dtype, device=device)
+        return Cache.new(spec, batch_size, rewind=rewind, max_len=max_len, dtype=dtype, device=device)
 
     def state_size(self, batch_size: int, length: int) -> int:
         """Bytes that decoding keeps for batch_size sequences of `length` tokens."""
@@ -272,7 +279,7 @@ def with_cache(mixer: nn.Module, mix: Callable[[Cache | None], Tensor], cache: C
         return mix(None)
     recorded = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in mixer.parameters()))
     with torch.no_grad():
-        begins = not any(cache.seen)
+        begins = recorded and not any(cache.seen)
         y = mix(cache)
     if not recorded:
         return y

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.cache import Cache, on_host
+from hypermlp.fixed_cache import FixedCache
 from hypermlp.mixers.int8 import DECODED, weights_of
 from hypermlp.mixers.modules import OfThread, Watch, find_hooked
 from hypermlp.ops.native.decode import COMPUTED, LayerCall
@@ -88,6 +89,8 @@ def prepared(layer: HyperGLU) -> Prepared:
 
 def takes(cache: Cache) -> bool:
     """Whether compiled code may read and write this cache where it lies."""
+    if isinstance(cache, FixedCache):
+        return False
     tensors = [cache.inputs, *cache.slots.values()]
     dtype = tensors[0].dtype
     return dtype in COMPUTED and all(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hypermlp.cache import Cache
 from hypermlp.config import HyperGLUConfig
+from hypermlp.fixed_cache import FixedCache
 from hypermlp.mixers.base import Tokens
 
 Slots = tuple[Tensor, Tensor, Tensor | None]  # k (B S G K), v (B S H V), spans
@@ -61,6 +62,8 @@ def join_packed(k0: Tensor, v0: Tensor, tokens: Tokens, k: Tensor, v: Tensor) ->
 
 def join_cached(k0: Tensor, v0: Tensor, tokens: Tokens, cache: Cache, k: Tensor, v: Tensor) -> Slots:
     """Rows whose first token is still in the window have the registers in front of it; of the others they have left it."""
+    if isinstance(cache, FixedCache):
+        raise ValueError("registers need a cache that lets them leave the window: make it without fixed")
     assert cache.window is not None
     first = [max(old, seen - cache.window + 1) for old, seen in zip(cache.oldest, cache.seen, strict=True)]
     slots, spans = cache.append({"k": k, "v": v}, tokens.x, tokens.counts())

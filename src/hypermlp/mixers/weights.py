@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hypermlp.fixed_cache import FixedCache
+
 if TYPE_CHECKING:
     from hypermlp.cache import Cache
     from hypermlp.mixers.base import Tokens
@@ -35,6 +37,11 @@ class Weights:
 
     def keep(self, w: Tensor, tokens: Tokens, spans: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         """Show w (B H T S), of the operator's rows and slots, and return it as made from what is shown."""
+        if isinstance(cache, FixedCache):
+            column = cache.columns.clamp(max=cache.max_len)[:, None, None].expand_as(w)  # slots without a token weigh nothing
+            shown = torch.zeros_like(w).scatter_add(3, column, w)[..., : cache.max_len]
+            self.shown = shown if tokens.order is None else self._in_order_of_rows(shown, tokens)[0]
+            return w
         if cache is None and tokens.order is None:
             self.shown = w
             return w
@@ -42,13 +49,18 @@ class Weights:
         across = column[:, None, None].expand_as(w)
         shown = w.new_zeros(*w.shape[:3], N + 1).scatter(3, across, w)[..., :N]
         if tokens.order is not None:
-            down = tokens.order[:, None, :, None].expand_as(shown)
-            shown = shown.masked_fill((tokens.position < 0)[:, None, :, None], 0)
-            self.shown = torch.zeros_like(shown).scatter(2, down, shown)
+            self.shown, down = self._in_order_of_rows(shown, tokens)
             shown = self.shown.gather(2, down)
         else:
             self.shown = shown
         return F.pad(shown, (0, 1)).gather(3, across)
+
+    def _in_order_of_rows(self, shown: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """The rows of w in the caller's order, zero at padding, and where each went."""
+        assert tokens.order is not None
+        down = tokens.order[:, None, :, None].expand_as(shown)
+        shown = shown.masked_fill((tokens.position < 0)[:, None, :, None], 0)
+        return torch.zeros_like(shown).scatter(2, down, shown), down
 
     def _columns(self, w: Tensor, tokens: Tokens, spans: Tensor | None, cache: Cache | None) -> tuple[Tensor, int]:
         """Which column each slot has (B S; the last is for those that hold nothing), and how many columns there are."""

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from hypermlp.cache import Cache as LayerCache
+from hypermlp.fixed_cache import FixedCache
 from hypermlp.mixers.base import Mixer
-from hypermlp.models.hf.library import Cache
+from hypermlp.models.hf.library import Cache, StaticCache
 from hypermlp.models.lm import ModelCache
 
 
@@ -52,7 +53,7 @@ class HyperCache(Cache):
     """
 
     def __init__(self, one_way: bool) -> None:
-        super().__init__(layers=[])
+        Cache.__init__(self, layers=[])
         self.one_way = one_way  # some layer cannot forget its last tokens
         self.columns = 0  # of input that have gone through, padding included
         self._read, self._unread = ModelCache([]), list[Unread]()
@@ -91,6 +92,10 @@ class HyperCache(Cache):
                 self.records[index] = Record(layers[index].clone())
             self.records[index].calls.append((block, x.detach(), mask))
         return layers[index]
+
+    def count(self, columns: int) -> None:
+        """So many columns of input have gone through."""
+        self.columns += columns
 
     def seen(self, rows: int) -> Tensor:
         """Tokens that each of the rows has seen (B), on the host."""
@@ -174,3 +179,55 @@ class HyperCache(Cache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+
+class HyperStaticCache(HyperCache, StaticCache):
+    """The same of a fixed size (cache_implementation="static"), whose steps compile to one graph; see fixed_cache.py."""
+
+    def __init__(self, max_cache_len: int) -> None:
+        super().__init__(one_way=True)
+        self.max_cache_len = max_cache_len
+        self.counted: Tensor | None = None  # columns, where the first layer is
+
+    waits = False  # nothing is read later: gradients do not pass
+
+    def layer(
+        self, index: int, block: Callable[..., Tensor], mixer: Mixer, x: Tensor, mask: Tensor | None = None
+    ) -> LayerCache:
+        layers = self._read.layers
+        if index == len(layers):
+            layers.append(mixer.new_cache(x.shape[0], max_len=self.max_cache_len, device=x.device, fixed=True))
+            if self.counted is None:
+                self.counted = torch.zeros((), dtype=torch.int64, device=x.device)
+        return layers[index]
+
+    def count(self, columns: int) -> None:
+        assert self.counted is not None
+        self.counted.add_(columns)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0 if self.counted is None else int(self.counted)
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return self.max_cache_len
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        for layer in self._read.layers:
+            layer.reorder(beam_idx)
+
+    def reset(self) -> None:
+        for layer in self._read.layers:
+            assert isinstance(layer, FixedCache)
+            layer.clear()
+        if self.counted is not None:
+            self.counted.zero_()
+
+    def activate_past_recording(self) -> None:
+        raise ValueError("assisted decoding takes tokens back, which a static cache cannot: leave cache_implementation unset")
+
+    def crop(self, tokens_to_remove: int) -> None:
+        raise ValueError("a static cache takes no tokens back: leave cache_implementation unset")

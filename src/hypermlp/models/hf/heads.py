@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hypermlp.models.hf.cache import HyperCache
+from hypermlp.models.hf.cache import HyperCache, HyperStaticCache
 from hypermlp.models.hf.config import HyperConfig
 from hypermlp.models.hf.library import (
     CausalLMOutputWithPast,
@@ -105,13 +105,13 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
         """Logits (B 1 V) of one token for each row in one call (models/step.py); None where the modules must be called."""
         net = self.model
         alone = net.positions is None and isinstance(past, HyperCache) and past.is_initialized and not past.waits
-        if not alone or tokens.shape[1:] != (1,) or new_mask(tokens, mask) is not None:
+        if not alone or past.is_compileable or tokens.shape[1:] != (1,) or new_mask(tokens, mask) is not None:
             return None
         if self.config.output_hidden_states or self.config.output_attentions or self.training:
             return None
         logits = step(self, Parts(net.embedding, None, net.blocks, net.norm, self.head), tokens, past.memory.layers)
         if logits is not None:
-            past.columns += 1
+            past.count(1)
         return logits
 
     def generation_cache(self) -> HyperCache:
@@ -121,10 +121,10 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *arguments: Any
     ) -> None:
-        if generation_config.cache_implementation not in (None, "dynamic"):
+        if generation_config.cache_implementation not in (None, "dynamic", "static"):
             raise ValueError(
                 f"cache_implementation ({generation_config.cache_implementation!r}) must be left unset: this model has a cache "
-                "of its own, of fixed size where its mixers have a window or a state"
+                'of its own, of fixed size where its mixers have a window or a state ("static": one that compiled steps take)'
             )
         if self.training and self.model.gradient_checkpointing:
             generation_config.use_cache = model_kwargs["use_cache"] = False
@@ -133,12 +133,25 @@ class HyperForCausalLM(HyperPreTrainedModel, GenerationMixin):
             check_cache(given)
             if not generation_config.is_assistant:
                 given.stop_past_recording()  # assisted decoding asks for it anew
-        elif generation_config.use_cache is not False:
+        elif generation_config.use_cache is not False and generation_config.cache_implementation != "static":
             cache = model_kwargs["past_key_values"] = self.generation_cache()
             if generation_config.is_assistant:
                 cache.activate_past_recording()
             return
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)  # type: ignore[misc]
+
+    def _prepare_static_cache(
+        self, cache_implementation: str, batch_size: int, max_cache_len: int, *arguments: Any, **options: Any
+    ) -> HyperStaticCache:
+        """With room for as many tokens as any cache of before, so that what was compiled serves again."""
+        for mixer in self.model.mixers:
+            mixer.new_cache(1, max_len=1, device="meta", fixed=True)  # says why not
+        self._previous_max_cache_length = max(max_cache_len, getattr(self, "_previous_max_cache_length", 0))
+        return HyperStaticCache(self._previous_max_cache_length)
+
+    def create_masks_for_generate(self, inputs_embeds: Tensor, attention_mask: Tensor | None, **others: Any) -> Tensor | None:
+        """What generate gives compiled steps: the mask of the new tokens; None where all are real, which is one graph then."""
+        return new_mask(inputs_embeds, attention_mask)
 
     def generate_batch(self, *arguments: Any, **options: Any) -> Any:
         """Not of this model: transformers' continuous batching keeps keys and values in pages, in its own layout."""

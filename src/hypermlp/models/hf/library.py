@@ -13,7 +13,15 @@ CURE = "this needs Hugging Face transformers: pip install 'hypermlp[hf]'"
 try:
     import tokenizers
     import transformers
-    from transformers import Cache, GenerationMixin, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast, initialization
+    from transformers import (
+        Cache,
+        GenerationMixin,
+        PreTrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerFast,
+        StaticCache,
+        initialization,
+    )
     from transformers.modeling_layers import (
         GenericForSequenceClassification,
         GenericForTokenClassification,
@@ -41,7 +49,7 @@ except ModuleNotFoundError as error:
     class GenericForSequenceClassification(metaclass=Missing):  # type: ignore[no-redef]
         pass
 
-    Cache = PreTrainedConfig = PreTrainedTokenizerFast = PreTrainedModel  # type: ignore[assignment,misc]
+    Cache = StaticCache = PreTrainedConfig = PreTrainedTokenizerFast = PreTrainedModel  # type: ignore[assignment,misc]
     GenericForTokenClassification = GenericForSequenceClassification  # type: ignore[assignment,misc]
     GenerationMixin = object  # type: ignore[assignment,misc]
     GradientCheckpointingLayer = nn.Module  # type: ignore[assignment,misc]
@@ -60,6 +68,7 @@ __all__ = [
     "PreTrainedConfig",
     "PreTrainedModel",
     "PreTrainedTokenizerFast",
+    "StaticCache",
     "initialization",
     "register",
     "tokenizers",

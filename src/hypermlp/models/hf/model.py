@@ -65,6 +65,7 @@ class HyperPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _supports_sdpa = True  # what is not "eager", where mixers with weights compute them; see HyperModel.forward
+    _can_compile_fullgraph = True
     _no_split_modules = ["HyperBlock"]  # noqa: RUF012
     _skip_keys_device_placement = ["past", "past_key_values"]  # noqa: RUF012
     _input_embed_layer = "embedding"
@@ -214,7 +215,7 @@ class HyperModel(HyperPreTrainedModel):
         if documents is not None:
             states = [documents.unpack(state) for state in states]
         if past is not None:
-            past.columns += x.shape[1]
+            past.count(x.shape[1])
         output = BaseModelOutputWithPast(
             last_hidden_state=states[-1],  # type: ignore[arg-type]
             past_key_values=past,
