@@ -40,7 +40,7 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
 
 
 def program() -> str:
-    """How the running program is called: the command, or a script of one's own."""
+    """How the running program is called: the command, or your own script."""
     name = Path(sys.argv[0]).name
     return f"python {name}" if name.endswith(".py") and name != "__main__.py" else "hypermlp"
 

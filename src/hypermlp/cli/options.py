@@ -66,7 +66,7 @@ MixersOption = Annotated[
     typer.Option(
         "--mixers",
         help="Who takes part: names, labels, groups (core, labels, rivals, variants, all), FILE.py:CLASS, hybrids such as "
-        "gated_deltanet*3+hyperglu, with commas between them. Default: HyperGLU and softmax attention; of table1, core.",
+        "gated_deltanet*3+hyperglu, comma-separated. Default: HyperGLU and softmax attention; of table1, core.",
         autocompletion=complete(mixer_names),
     ),
 ]

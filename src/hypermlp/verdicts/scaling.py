@@ -29,7 +29,7 @@ from hypermlp.verdicts.registration import VERSIONS, Version, read_versions, reg
 from hypermlp.verdicts.results import REFERENCES
 
 BEYOND = 10.0  # times the largest compute: how far curves are continued
-SHORT = 10.0  # tokens per parameter below which a study shows that it works and ranks nobody
+SHORT = 10.0  # tokens per parameter below which a study shows that it works, too short to rank mixers
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class ScalingResults:
 
     @cached_property
     def crossings(self) -> list[tuple[str, str, Crossing]]:
-        """Of fitted curves, from the least compute to BEYOND times the most; none of a study that ranks nobody."""
+        """Of fitted curves, from the least compute to BEYOND times the most; none of a study too short to rank mixers."""
         low, high = self.compute
         found: list[tuple[str, str, Crossing]] = []
         if self.short:
