@@ -166,9 +166,9 @@ def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unpack it with dpkg-deb -x"):
         texts(f"debian:{broken}")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no file of prose"):
+    with pytest.raises(ValueError, match="has no text that hypermlp knows"):
         find_source(f"debian:{tmp_path / 'empty'}")
-    with pytest.raises(ValueError, match="no file of prose"):
+    with pytest.raises(ValueError, match="has no text that hypermlp knows"):
         texts(f"debian:{package(tmp_path / 'program_1.deb', {'usr/bin/program': b'x'})}")
 
 
