@@ -74,7 +74,7 @@ def describe(kind: Any) -> str:
     if get_origin(kind) in (Union, types.UnionType):
         return " or ".join(map(describe, get_args(kind)))
     if get_origin(kind) is tuple:
-        return f"comma-separated {describe(get_args(kind)[0])}s"
+        return f"comma-separated {describe(get_args(kind)[0]).removeprefix('a ')}s"
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(kind, "none")

@@ -153,7 +153,7 @@ def test_files_and_packages_that_cannot_be_read_are_explained(tmp_path: Path, no
         ("2020-01-01,1\n2020-01-02,2\n2020-01-03,3\n", "must begin with a header .* not 2020-01-01, 1"),
         ("date,a,a\n1,1,1\n2,1,1\n", "names every channel once"),
         ("date;a\n1;1\n2;2\n", "comma-separated"),
-        ("", "must have a header"),
+        ("", "must be comma-separated, with a header"),
         (b"\xff\xfe", "must be a CSV file in UTF-8"),
     ],
 )
