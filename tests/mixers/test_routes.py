@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from helpers import assert_same, make_layer, randn, run_layer
@@ -183,6 +184,27 @@ def test_replaced_numbers_are_read(name: str) -> None:
     assert torch.equal(layer(x), before)
 
 
+@pytest.mark.parametrize("kind", ["attribute", "buffer"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("name", ["q", "o", "conv_k", "op2", "op1.control"])
+def test_a_tensor_in_the_place_of_a_parameter_is_read_anew(name: str, shape: tuple[int, int, int], kind: str) -> None:
+    """As where another network makes the weights."""
+    layer, x = usual().eval(), randn(*shape, dtype=torch.float32)
+    layer(x)
+    in_steps(layer, x, 1)
+    module, what = layer.get_submodule(name), "A" if name == "op2" else "weight"
+    made = getattr(module, what).detach()
+    delattr(module, what)
+    if kind == "buffer":
+        module.register_buffer(what, made)
+    for factor in (1.0, 3.0, -2.0):
+        setattr(module, what, factor * made)
+        with torch.no_grad():
+            expected = layer(x, impl="dense")
+            assert_same(layer(x), expected, 1e-5)
+        assert_same(in_steps(layer, x, 1, 1, 2), expected[:, :4], 1e-5)
+
+
 def test_what_was_found_out_about_a_layer_dies_with_it() -> None:
     layer = usual().eval()
     layer(torch.zeros(SHAPES["whole"]))
@@ -216,6 +238,25 @@ def test_global_hooks_hear_every_module(shape: tuple[int, int, int]) -> None:
         handle.remove()
     kinds = [nn.Linear] * 8 + [CausalConv] * 2 + [SequenceMixing] * 2 + [HyperGLU]
     assert everything == sorted(map(str, heard)) == sorted(map(str, kinds))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_mode_that_replaces_functions_is_heard(shape: tuple[int, int, int]) -> None:
+    class Louder(TorchFunctionMode):
+        def __torch_function__(self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+            made = function(*args, **(kwargs or {}))
+            return 1.3 * made if function is nn.functional.linear else made
+
+    layer, x = usual().eval(), randn(*shape, dtype=torch.float32)
+    kind = layer.explain(x).kind
+    with torch.device("cpu"):  # a mode as well, which replaces nothing
+        assert layer.explain(x).kind == kind
+    with torch.no_grad(), Louder():
+        expected = layer(x, impl="dense")
+        assert layer.explain(x).kind == "modules"
+        assert_same(layer(x), expected, 1e-5)
+        assert_same(in_steps(layer, x, 1, 1, 2), expected[:, :4], 1e-5)
+    assert (layer(x) - expected).norm() > 0.1 * expected.norm()
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

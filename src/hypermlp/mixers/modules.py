@@ -34,11 +34,16 @@ def known(kind: Kind) -> Kind:
 
 
 def is_unhooked(module: nn.Module, kinds: Kinds = KNOWN) -> bool:
-    """Whether calling the module does what its class does with its own parameters, and no hook listens."""
+    """Whether calling the module does what its class does with its own parameters, and no hook listens.
+
+    A tensor in the place of a parameter (weights that another network makes) may be another one at every call.
+    """
     kind = type(module)
     if kind not in kinds or kind.forward is not kinds[kind] or "forward" in module.__dict__ or _has_any_global_hook():
         return False
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return False
+    if module._buffers or any(isinstance(value, Tensor) for value in module.__dict__.values()):
         return False
     return all(p is None or type(p) in ORDINARY for p in module._parameters.values())
 

@@ -24,6 +24,7 @@ from hypermlp.mixers.modules import OfThread, Watch, find_hooked
 from hypermlp.ops import dispatch, native
 from hypermlp.ops.native.layer import WholeCall
 from hypermlp.ops.observer import Observer, observer_of
+from hypermlp.ops.parameters import LayerParameters
 
 if TYPE_CHECKING:
     from hypermlp.mixers.base import Tokens
@@ -61,7 +62,7 @@ def observed(layer: HyperGLU, x: Tensor, impl: str) -> str | None:
     if impl == "dense":
         return "the dense implementation is the reference"
     if observer_of(x) is Observer.TRACER:
-        return "a compiler, a dispatch mode, a transform or a tensor subclass sees every operation"
+        return "a compiler, a mode, a transform or a tensor subclass sees every operation"
     if torch.is_autocast_enabled(x.device.type):
         return "autocast chooses the types"
     if layer.config.dropout and layer.training:
@@ -123,6 +124,11 @@ _facts: OfThread[LayerFacts] = OfThread()
 
 def facts_of(layer: HyperGLU) -> LayerFacts:
     return _facts.get(layer, LayerFacts)
+
+
+def known_parameters(layer: HyperGLU) -> LayerParameters:
+    """Of a layer whose route was just found to be "whole" or "fused"."""
+    return _facts.found[layer].parameters
 
 
 def whole_call(layer: HyperGLU) -> WholeCall:
