@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 
@@ -20,6 +23,7 @@ from hypermlp.mixers import SoftmaxAttention
 from hypermlp.mixers.base import Tokens, gather_tokens
 from hypermlp.mixers.hyper import Projected, SequenceMixing
 from hypermlp.mixers.parts import CausalConv
+from hypermlp.mixers.route import INSIDE
 from hypermlp.ops import native
 
 PANELS = {"n_embd": 64, "qk_rank": 64, "vo_rank": 64, "op1_rank": 16, "op2_rank": 32, "block_size": 24}  # as `whole` takes them
@@ -271,6 +275,53 @@ def test_a_subclass_with_a_flow_of_its_own(shape: tuple[int, int, int]) -> None:
     layer.__class__ = Doubled
     assert_same(layer(x), 2 * expected, 1e-5)
     assert_same(in_steps(layer, x, 3, 1, 1), 2 * expected[:, :5], 1e-5)
+
+
+@pytest.mark.parametrize("how", ["subclass", "instance", "patch"])
+@pytest.mark.parametrize("name", INSIDE)
+def test_every_method_of_the_flow_may_be_replaced(name: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def louder(made: object) -> object:
+        if isinstance(made, Tensor):
+            return 3 * made
+        return made._replace(v=2 * made.v)
+
+    layer, original = usual().eval(), getattr(HyperGLU, name)
+    plain = layer(randn(*SHAPES["whole"], dtype=torch.float32))
+    if how == "subclass":
+        layer.__class__ = type("Mine", (HyperGLU,), {name: lambda self, *a, **k: louder(original(self, *a, **k))})
+    elif how == "instance":
+        setattr(layer, name, lambda *a, **k: louder(original(layer, *a, **k)))
+    else:
+        monkeypatch.setattr(HyperGLU, name, lambda self, *a, **k: louder(original(self, *a, **k)))
+    for shape in SHAPES.values():
+        x = randn(*shape, dtype=torch.float32)
+        expected = layer(x, impl="dense")
+        assert layer.explain(x).kind == "modules"
+        assert name in layer.explain(x).why
+        assert_same(layer(x), expected, 1e-5)
+        assert_same(in_steps(layer, x, 1, 1, 2), expected[:, :4].detach(), 1e-5)
+    assert (layer(randn(*SHAPES["whole"], dtype=torch.float32)) - plain).norm() > 1e-3 * plain.norm()
+
+
+PATCHED_EARLY = """
+import torch
+from torch import nn
+
+original = nn.Linear.forward
+nn.Linear.forward = lambda self, x: 1.3 * original(self, x)
+from hypermlp import HyperGLU
+project = HyperGLU.project
+HyperGLU.project = lambda self, *a: (made := project(self, *a))._replace(v=2 * made.v)
+layer, x = HyperGLU(n_embd=64, n_head=2, block_size=24, qk_rank=64, op1_rank=16, op2_rank=32).eval(), torch.randn(2, 30, 64)
+why = layer.explain(x).why
+HyperGLU.project = project
+print(why, "|", layer.explain(x).why)
+"""
+
+
+def test_what_was_patched_before_the_first_call_is_noticed() -> None:
+    said = subprocess.run([sys.executable, "-c", PATCHED_EARLY], capture_output=True, text=True, check=True).stdout
+    assert re.match("the layer has a method project of its own \\| q is hooked", said)
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz:UserWarning", "ignore:.*quantization:DeprecationWarning")

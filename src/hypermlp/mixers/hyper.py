@@ -26,7 +26,7 @@ from hypermlp.mixers.int8 import weights_of
 from hypermlp.mixers.lora import AdaptedLinear
 from hypermlp.mixers.modules import known
 from hypermlp.mixers.parts import CausalConv, decay_bank, heads, whole
-from hypermlp.mixers.route import Route, choose_route
+from hypermlp.mixers.route import BEFORE, FLOW, INSIDE, Route, choose_route
 from hypermlp.ops import dispatch, pointwise
 from hypermlp.ops.parameters import LayerParameters, LayerShape
 
@@ -385,6 +385,9 @@ class HyperGLU(Mixer):
     def extra_repr(self) -> str:
         c = self.config
         return f"{c.attn_kind}, n_embd={c.n_embd}, n_head={c.n_head}, block_size={c.block_size}, qk_rank={c.qk_rank}"
+
+
+FLOW.update({name: getattr(HyperGLU, name) for name in (*BEFORE, *INSIDE)})
 
 
 class HyperMLP(HyperGLU):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from hypermlp.mixers.hyper import HyperGLU
 
 logger = logging.getLogger("hypermlp.route")
+FLOW: dict[str, Callable[..., Any]] = {}  # HyperGLU's methods as they were written; hyper.py fills it
+BEFORE = ("forward", "prepare", "mix")  # what is called before a route is chosen
+INSIDE = ("project", "arrange", "read_out", "_activated", "_gated")  # what `modules` calls, and other routes do not
 
 
 class Route(NamedTuple):
@@ -67,9 +70,8 @@ def observed(layer: HyperGLU, x: Tensor, impl: str) -> str | None:
         return "autocast chooses the types"
     if layer.config.dropout and layer.training:
         return "dropout"
-    if any(name in layer.__dict__ or getattr(type(layer), name) is not flow for name, flow in flow_of_the_paper().items()):
-        return "the layer has a project or a read_out of its own"
-    return None
+    own = replaced(layer, INSIDE)
+    return None if own is None else f"the layer has a method {own} of its own"
 
 
 def steps(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str) -> bool:
@@ -80,12 +82,10 @@ def steps(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str) -> bo
     return x.is_cpu and not x.is_neg() and decode.takes(cache) and decode.prepared(layer).why is None
 
 
-@functools.cache
-def flow_of_the_paper() -> dict[str, Callable[..., Any]]:
-    """What a subclass may replace, and `modules` calls."""
-    from hypermlp.mixers.hyper import HyperGLU
-
-    return {"project": HyperGLU.project, "read_out": HyperGLU.read_out}
+def replaced(layer: HyperGLU, names: Sequence[str]) -> str | None:
+    """Which of these methods of HyperGLU a subclass, an instance or a patch has replaced; None if none."""
+    own, kind = layer.__dict__, type(layer)
+    return next((name for name in names if name in own or getattr(kind, name) is not FLOW[name]), None)
 
 
 class LayerFacts:

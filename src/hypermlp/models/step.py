@@ -21,12 +21,12 @@ from hypermlp.mixers.decode import HOOKED, Prepared, takes, unreadable
 from hypermlp.mixers.hyper import HyperGLU, HyperMLP
 from hypermlp.mixers.int8 import DECODED, weights_of
 from hypermlp.mixers.modules import OfThread, Watch, find_hooked, known
-from hypermlp.mixers.route import flow_of_the_paper
+from hypermlp.mixers.route import BEFORE, INSIDE, replaced
 from hypermlp.ops import dispatch
 from hypermlp.ops.native.decode import BlockParts, ModelCall, Norm
 from hypermlp.ops.observer import Observer, observer_of, transform
 
-OVERRIDDEN = ("forward", "mix", "run", "prepare", "arrange", "project", "read_out")  # what someone may set on a module
+OVERRIDDEN = (*BEFORE, *INSIDE, "run")  # what someone may set on a module
 logger = logging.getLogger("hypermlp.route")
 for kind in (nn.Embedding, nn.RMSNorm, nn.LayerNorm, nn.ModuleList, HyperGLU, HyperMLP):
     known(kind)
@@ -53,7 +53,7 @@ class ModelStep:
         self.watch = Watch(model)
         self.mixers: list[HyperGLU] = [block.mixer for block in parts.blocks]
         self.dropping = [mixer for mixer in self.mixers if mixer.config.dropout]
-        self.kinds = set(map(type, self.mixers))
+        self.one_of_each = list({type(mixer): mixer for mixer in self.mixers}.values())
         self.choices = {(mixer.config.impl_default, mixer.config.aligner_kind) for mixer in self.mixers}
         self.specs = [mixer.cache_spec() for mixer in self.mixers]
         self.dtype: torch.dtype = parts.norm.weight.dtype
@@ -139,8 +139,9 @@ def surroundings(found: ModelStep, tokens: Tensor, layers: Sequence[Cache]) -> s
         return "autocast chooses the types"
     if any(mixer.training for mixer in found.dropping):
         return "dropout"
-    if any(getattr(kind, name) is not flow for kind in found.kinds for name, flow in flow_of_the_paper().items()):
-        return "a layer has a project or a read_out of its own"
+    own = next(filter(None, (replaced(mixer, (*BEFORE, *INSIDE)) for mixer in found.one_of_each)), None)
+    if own is not None:
+        return f"a layer has a method {own} of its own"
     for impl, aligner in found.choices:
         resolved = dispatch._resolve(impl, "cpu", str(found.dtype).removeprefix("torch."), aligner)
         if resolved != "native":
