@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from helpers import assert_same, make_layer, randn, run_layer
@@ -19,6 +23,7 @@ from hypermlp.mixers import SoftmaxAttention
 from hypermlp.mixers.base import Tokens, gather_tokens
 from hypermlp.mixers.hyper import Projected, SequenceMixing
 from hypermlp.mixers.parts import CausalConv
+from hypermlp.mixers.route import INSIDE
 from hypermlp.ops import native
 
 PANELS = {"n_embd": 64, "qk_rank": 64, "vo_rank": 64, "op1_rank": 16, "op2_rank": 32, "block_size": 24}  # as `whole` takes them
@@ -183,6 +188,27 @@ def test_replaced_numbers_are_read(name: str) -> None:
     assert torch.equal(layer(x), before)
 
 
+@pytest.mark.parametrize("kind", ["attribute", "buffer"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("name", ["q", "o", "conv_k", "op2", "op1.control"])
+def test_a_tensor_in_the_place_of_a_parameter_is_read_anew(name: str, shape: tuple[int, int, int], kind: str) -> None:
+    """As where another network makes the weights."""
+    layer, x = usual().eval(), randn(*shape, dtype=torch.float32)
+    layer(x)
+    in_steps(layer, x, 1)
+    module, what = layer.get_submodule(name), "A" if name == "op2" else "weight"
+    made = getattr(module, what).detach()
+    delattr(module, what)
+    if kind == "buffer":
+        module.register_buffer(what, made)
+    for factor in (1.0, 3.0, -2.0):
+        setattr(module, what, factor * made)
+        with torch.no_grad():
+            expected = layer(x, impl="dense")
+            assert_same(layer(x), expected, 1e-5)
+        assert_same(in_steps(layer, x, 1, 1, 2), expected[:, :4], 1e-5)
+
+
 def test_what_was_found_out_about_a_layer_dies_with_it() -> None:
     layer = usual().eval()
     layer(torch.zeros(SHAPES["whole"]))
@@ -219,6 +245,25 @@ def test_global_hooks_hear_every_module(shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_mode_that_replaces_functions_is_heard(shape: tuple[int, int, int]) -> None:
+    class Louder(TorchFunctionMode):
+        def __torch_function__(self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+            made = function(*args, **(kwargs or {}))
+            return 1.3 * made if function is nn.functional.linear else made
+
+    layer, x = usual().eval(), randn(*shape, dtype=torch.float32)
+    kind = layer.explain(x).kind
+    with torch.device("cpu"):  # a mode as well, which replaces nothing
+        assert layer.explain(x).kind == kind
+    with torch.no_grad(), Louder():
+        expected = layer(x, impl="dense")
+        assert layer.explain(x).kind == "modules"
+        assert_same(layer(x), expected, 1e-5)
+        assert_same(in_steps(layer, x, 1, 1, 2), expected[:, :4], 1e-5)
+    assert (layer(x) - expected).norm() > 0.1 * expected.norm()
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_subclass_with_a_flow_of_its_own(shape: tuple[int, int, int]) -> None:
     class Doubled(HyperGLU):
         def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
@@ -230,6 +275,53 @@ def test_a_subclass_with_a_flow_of_its_own(shape: tuple[int, int, int]) -> None:
     layer.__class__ = Doubled
     assert_same(layer(x), 2 * expected, 1e-5)
     assert_same(in_steps(layer, x, 3, 1, 1), 2 * expected[:, :5], 1e-5)
+
+
+@pytest.mark.parametrize("how", ["subclass", "instance", "patch"])
+@pytest.mark.parametrize("name", INSIDE)
+def test_every_method_of_the_flow_may_be_replaced(name: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def louder(made: object) -> object:
+        if isinstance(made, Tensor):
+            return 3 * made
+        return made._replace(v=2 * made.v)
+
+    layer, original = usual().eval(), getattr(HyperGLU, name)
+    plain = layer(randn(*SHAPES["whole"], dtype=torch.float32))
+    if how == "subclass":
+        layer.__class__ = type("Mine", (HyperGLU,), {name: lambda self, *a, **k: louder(original(self, *a, **k))})
+    elif how == "instance":
+        setattr(layer, name, lambda *a, **k: louder(original(layer, *a, **k)))
+    else:
+        monkeypatch.setattr(HyperGLU, name, lambda self, *a, **k: louder(original(self, *a, **k)))
+    for shape in SHAPES.values():
+        x = randn(*shape, dtype=torch.float32)
+        expected = layer(x, impl="dense")
+        assert layer.explain(x).kind == "modules"
+        assert name in layer.explain(x).why
+        assert_same(layer(x), expected, 1e-5)
+        assert_same(in_steps(layer, x, 1, 1, 2), expected[:, :4].detach(), 1e-5)
+    assert (layer(randn(*SHAPES["whole"], dtype=torch.float32)) - plain).norm() > 1e-3 * plain.norm()
+
+
+PATCHED_EARLY = """
+import torch
+from torch import nn
+
+original = nn.Linear.forward
+nn.Linear.forward = lambda self, x: 1.3 * original(self, x)
+from hypermlp import HyperGLU
+project = HyperGLU.project
+HyperGLU.project = lambda self, *a: (made := project(self, *a))._replace(v=2 * made.v)
+layer, x = HyperGLU(n_embd=64, n_head=2, block_size=24, qk_rank=64, op1_rank=16, op2_rank=32).eval(), torch.randn(2, 30, 64)
+why = layer.explain(x).why
+HyperGLU.project = project
+print(why, "|", layer.explain(x).why)
+"""
+
+
+def test_what_was_patched_before_the_first_call_is_noticed() -> None:
+    said = subprocess.run([sys.executable, "-c", PATCHED_EARLY], capture_output=True, text=True, check=True).stdout
+    assert re.match("the layer has a method project of its own \\| q is hooked", said)
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz:UserWarning", "ignore:.*quantization:DeprecationWarning")

@@ -14,7 +14,7 @@ from hypermlp import HyperGLU
 from hypermlp.ops import native
 from hypermlp.ops.native import kernels
 from hypermlp.ops.native.layer import WholeCall
-from hypermlp.ops.parameters import LayerParameters, LayerShape, LinearWeights, StepParameters
+from hypermlp.ops.parameters import LayerParameters, LayerShape, LinearWeights
 from hypermlp.ops.registered import Inputs, flatten
 
 FLOAT = torch.float32
@@ -109,7 +109,7 @@ def test_scans() -> None:
 def step_of(p: LayerParameters, shape: LayerShape, x: Tensor, k: Tensor, v: Tensor, spans: Tensor, past: Tensor) -> Tensor:
     pairs = zip((*p[:7], p.o), (*p[7:14], p.o_bias), strict=True)
     linears = tuple(None if w is None else LinearWeights(w, None, b) for w, b in pairs)
-    call = native.decode.LayerCall(StepParameters(linears, *p[14:22]), shape)
+    call = native.decode.LayerCall(p, linears, shape)
     call.attach(k, v, past)
     return call.run(x, spans, 0)
 

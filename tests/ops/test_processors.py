@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from helpers import make_problem
-from hypermlp.mixers.decode import step_parameters
+from hypermlp.mixers.decode import lay_out
 from hypermlp.ops import native
 from hypermlp.ops.native import kernels
 from hypermlp.ops.native.layer import WholeCall
@@ -62,7 +62,7 @@ def calls() -> dict[str, Callable[[], object]]:
     ends = native.kernels.scan_forward(scanned, marks=True)
     k, v = torch.randn(4, 9, 4, 32), torch.randn(4, 9, 2, 32)
     spans = torch.tensor([[b, 0, 1, 0, 9] for b in range(4)])
-    decoding = native.decode.LayerCall(step_parameters(layer), shape)
+    decoding = lay_out(layer)
     past = torch.zeros(4, 3, 64)
     decoding.attach(k, v, past)
     assert p.conv_k is not None

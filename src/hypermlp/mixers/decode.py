@@ -14,7 +14,7 @@ from hypermlp.mixers.int8 import DECODED, weights_of
 from hypermlp.mixers.modules import OfThread, Watch, find_hooked
 from hypermlp.ops.native.decode import COMPUTED, LayerCall
 from hypermlp.ops.observer import ORDINARY
-from hypermlp.ops.parameters import LinearWeights, StepParameters
+from hypermlp.ops.parameters import LinearWeights
 
 if TYPE_CHECKING:
     from hypermlp.mixers.hyper import HyperGLU
@@ -30,14 +30,9 @@ def own_option(layer: HyperGLU) -> str | None:
     return None if c.gate_act == "sigmoid" else f"gate_act={c.gate_act!r}"
 
 
-def step_parameters(layer: HyperGLU) -> StepParameters:
-    """For a layer whose modules are what they were made as, or Int8Linear."""
-    p, op1, op2 = layer, layer.op1, layer.op2
-    controls = (None if op is None else op.control for op in (op1, op2))
-    linears = (p.q, p.gate_qk, *controls, p.k, p.v, p.gate_vo, p.o)
-    convs = (None if m is None else m.weight for m in (p.conv_k, p.conv_v))
-    mixings = (t for op in (op1, op2) for t in ((None,) * 3 if op is None else (op.A, op.B, op.diag)))
-    return StepParameters(tuple(map(weights_of, linears)), *convs, *mixings)
+def lay_out(layer: HyperGLU) -> LayerCall:
+    """The call of a layer of unhooked modules or Int8Linear; ValueError where parameters have other shapes than its options."""
+    return LayerCall(layer.tensors(), [weights_of(module) for module in layer.linears()], layer.shape())
 
 
 def unreadable(linears: Iterable[LinearWeights | None], others: Iterable[Tensor | None]) -> str | None:
@@ -66,11 +61,10 @@ class Prepared:
         if self.why is None and any(op is not None and op.A.shape[0] != op.heads for op in (layer.op1, layer.op2)):
             self.why = "all heads share the factors of a mixing"
         if self.why is None:
-            p = step_parameters(layer)
-            self.why = unreadable(p.linears, p[1:])
+            self.why = unreadable(map(weights_of, layer.linears()), layer.tensors().others)
         if self.why is None:
             try:
-                self.watch, self.call = Watch(layer), LayerCall(p, layer.shape())
+                self.watch, self.call = Watch(layer), lay_out(layer)
             except ValueError as error:
                 self.why = f"parameters of other shapes than the layer was made with ({error})"
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from hypermlp.checks import divisible
 from hypermlp.config import TAPS
 from hypermlp.mixers.base import Cut, Tokens
-from hypermlp.mixers.parts import RMSNorm, ShortConv, head_width, heads, init_linears, unit, whole, write_strength
+from hypermlp.mixers.parts import RMSNorm, ShortConv, heads, init_linears, unit, whole, write_strength
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 
@@ -32,11 +31,8 @@ class DeltaNet(MatrixMixer):
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, negative: bool = False) -> None:
         super().__init__()
-        value_width = width if value_width is None else value_width
         self.negative = negative
-        divisible("width", width, n_head, f"n_head ({n_head})")
-        self.head_key_width, self.head_value_width = width // n_head, head_width(value_width, n_head)
-        self.width, self.n_head, self.value_width = width, n_head, value_width
+        self.value_width = value_width = self.set_heads(width, n_head, value_width)
         self.conv_width = 2 * width + value_width
         self.qkv = nn.Linear(width, self.conv_width, bias=False)
         self.beta = nn.Linear(width, n_head, bias=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 from hypermlp.cache import Cache
 from hypermlp.mixers import decode
 from hypermlp.mixers.parts import heads
-from hypermlp.mixers.route import whole_call
+from hypermlp.mixers.route import known_parameters, whole_call
 from hypermlp.ops import layer as nodes
 from hypermlp.ops import pointwise
 
@@ -37,7 +37,7 @@ def run_fused(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str, c
     assert layer.op1 is not None
     assert layer.op2 is not None
     G, H = layer.config.routing_heads, layer.config.n_head
-    p, history = layer.tensors(), None if cache is None else cache.history()
+    p, history = known_parameters(layer), None if cache is None else cache.history()
     made = nodes.project(tokens.x, p, tokens.document_position, history, use=pointwise.kernels_for(impl, tokens.x))
     assert layer.config.qk_rank is not None
     assert layer.config.vo_rank is not None

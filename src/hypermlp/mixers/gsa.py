@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hypermlp.checks import divisible
 from hypermlp.mixers.base import Cut, Tokens
-from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
+from hypermlp.mixers.parts import RMSNorm, heads, init_linears
 from hypermlp.mixers.recurrent import MixResult, Past, RecurrentMixer
 from hypermlp.ops.slots import slot_attention
 
@@ -33,11 +32,8 @@ class GSA(RecurrentMixer):
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, slowness: float = SLOWNESS) -> None:
         super().__init__()
         self.slowness = slowness
-        divisible("width", width, n_head, f"n_head ({n_head})")
-        self.width, self.n_head, self.head_key_width = width, n_head, width // n_head
-        self.head_value_width = head_width(width if value_width is None else value_width, n_head)
+        inner = self.set_heads(width, n_head, value_width)
         self.slots = min(MOST_SLOTS, self.head_key_width)
-        inner = n_head * self.head_value_width
         self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.v, self.f = nn.Linear(width, inner, bias=False), nn.Linear(width, n_head * self.slots, bias=False)
         self.o = nn.Linear(inner, width, bias=False)

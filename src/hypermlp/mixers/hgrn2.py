@@ -10,10 +10,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import nn
 
-from hypermlp.checks import divisible
 from hypermlp.mixers.base import Cut, Tokens
 from hypermlp.mixers.hgrn import check_bound, forget_gate
-from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
+from hypermlp.mixers.parts import RMSNorm, heads, init_linears
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 
@@ -23,11 +22,8 @@ class HGRN2(MatrixMixer):
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, lower_bound: float = 0.0) -> None:
         super().__init__()
-        divisible("width", width, n_head, f"n_head ({n_head})")
-        self.width, self.n_head, self.head_key_width = width, n_head, width // n_head
-        self.head_value_width = head_width(width if value_width is None else value_width, n_head)
+        inner = self.set_heads(width, n_head, value_width)
         self.lower_bound = check_bound(lower_bound)
-        inner = n_head * self.head_value_width
         self.q, self.f = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.i, self.o = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
         init_linears(self)

@@ -22,10 +22,11 @@ from hypermlp.mixers import fast, registers, rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
 from hypermlp.mixers.base import Cut, Mixer, Tokens
 from hypermlp.mixers.initial import init_weight
+from hypermlp.mixers.int8 import weights_of
 from hypermlp.mixers.lora import AdaptedLinear
 from hypermlp.mixers.modules import known
 from hypermlp.mixers.parts import CausalConv, decay_bank, heads, whole
-from hypermlp.mixers.route import Route, choose_route
+from hypermlp.mixers.route import BEFORE, FLOW, INSIDE, Route, choose_route
 from hypermlp.ops import dispatch, pointwise
 from hypermlp.ops.parameters import LayerParameters, LayerShape
 
@@ -268,16 +269,17 @@ class HyperGLU(Mixer):
     def _gated(self, x: Tensor, gate: Tensor, impl: str) -> Tensor:
         return pointwise.gate(x, gate, impl=impl) if self.config.gate_act == "sigmoid" else x * gate
 
+    def linears(self) -> tuple[nn.Module | None, ...]:
+        """The seven projections in the order of LayerParameters, and the readout."""
+        controls = (None if op is None else op.control for op in (self.op1, self.op2))
+        return self.q, self.gate_qk, *controls, self.k, self.v, self.gate_vo, self.o
+
     def tensors(self) -> LayerParameters:
-        """All parameters by name, for code that reads them itself."""
-        op1, op2 = self.op1, self.op2
-        controls = (None if op is None else op.control for op in (op1, op2))
-        linears = (self.q, self.gate_qk, *controls, self.k, self.v, self.gate_vo)
-        weights = (None if m is None else m.weight for m in linears)
-        biases = (None if m is None else m.bias for m in linears)
+        """All parameters by name, for code that reads them itself; codes of 8 bits as they are."""
+        weights, _, biases = zip(*(weights_of(m) or (None,) * 3 for m in self.linears()), strict=True)
         convs = (None if m is None else m.weight for m in (self.conv_k, self.conv_v))
-        mixings = (t for op in (op1, op2) for t in ((None,) * 3 if op is None else (op.A, op.B, op.diag)))
-        return LayerParameters._make((*weights, *biases, *convs, *mixings, self.o.weight, self.o.bias))
+        mixings = (t for op in (self.op1, self.op2) for t in ((None,) * 3 if op is None else (op.A, op.B, op.diag)))
+        return LayerParameters._make((*weights[:7], *biases[:7], *convs, *mixings, weights[7], biases[7]))
 
     def shape(self) -> LayerShape:
         """What is fixed about the layer beside its parameters."""
@@ -383,6 +385,9 @@ class HyperGLU(Mixer):
     def extra_repr(self) -> str:
         c = self.config
         return f"{c.attn_kind}, n_embd={c.n_embd}, n_head={c.n_head}, block_size={c.block_size}, qk_rank={c.qk_rank}"
+
+
+FLOW.update({name: getattr(HyperGLU, name) for name in (*BEFORE, *INSIDE)})
 
 
 class HyperMLP(HyperGLU):

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hypermlp.checks import divisible
 from hypermlp.config import TAPS
 from hypermlp.mixers.base import Cut, Tokens
-from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, unit, whole
+from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, heads, init_linears, unit, whole
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 
@@ -33,11 +32,8 @@ class KimiDeltaAttention(MatrixMixer):
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
         super().__init__()
-        divisible("width", width, n_head, f"n_head ({n_head})")
-        value_width = width if value_width is None else value_width
-        narrow = head_width(value_width, n_head)
-        self.width, self.n_head, self.head_key_width, self.head_value_width = width, n_head, width // n_head, narrow
-        self.value_width = value_width
+        self.value_width = value_width = self.set_heads(width, n_head, value_width)
+        narrow = self.head_value_width
         self.conv_width = 2 * width + value_width
         self.qkv = nn.Linear(width, self.conv_width, bias=False)
         self.decay_in, self.decay_out = nn.Linear(width, narrow, bias=False), nn.Linear(narrow, width, bias=False)

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from hypermlp.checks import divisible
 from hypermlp.mixers.base import Cut, Tokens
-from hypermlp.mixers.parts import RMSNorm, head_width, heads, init_linears
+from hypermlp.mixers.parts import RMSNorm, heads, init_linears
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 
@@ -24,10 +23,7 @@ class LinearAttention(MatrixMixer):
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
         super().__init__()
-        divisible("width", width, n_head, f"n_head ({n_head})")
-        self.width, self.n_head, self.head_key_width = width, n_head, width // n_head
-        self.head_value_width = head_width(width if value_width is None else value_width, n_head)
-        inner = n_head * self.head_value_width
+        inner = self.set_heads(width, n_head, value_width)
         self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.v, self.o = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
         init_linears(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -18,7 +19,7 @@ from hypermlp.ops.observer import ORDINARY
 from hypermlp.ops.parameters import join, placement
 
 WORTH_JOINING = 256  # tokens from which joining the weights costs less than it saves
-KNOWN: dict[type[nn.Module], Callable[..., Any]] = {nn.Linear: nn.Linear.forward}  # kind → the forward that is known here
+KNOWN: dict[type[nn.Module], Callable[..., Any]] = {}  # kind → the forward that is known here
 
 
 Kinds = Mapping[type[nn.Module], Callable[..., Any]]
@@ -28,17 +29,30 @@ Laid = TypeVar("Laid", bound="LaidOut")
 
 
 def known(kind: Kind) -> Kind:
-    """Mark a class of modules as one whose forward is known here, so that its parameters may be read instead."""
-    KNOWN[kind] = kind.forward
+    """Mark a class of modules as one whose forward is known here, so that its parameters may be read instead.
+
+    A forward that somebody has replaced already is not: it stands in another module than the class.
+    """
+    owner = next(base for base in kind.__mro__ if "forward" in vars(base))
+    if getattr(kind.forward, "__globals__", None) is vars(sys.modules[owner.__module__]):
+        KNOWN[kind] = kind.forward
     return kind
 
 
+known(nn.Linear)
+
+
 def is_unhooked(module: nn.Module, kinds: Kinds = KNOWN) -> bool:
-    """Whether calling the module does what its class does with its own parameters, and no hook listens."""
+    """Whether calling the module does what its class does with its own parameters, and no hook listens.
+
+    A tensor in the place of a parameter (weights that another network makes) may be another one at every call.
+    """
     kind = type(module)
     if kind not in kinds or kind.forward is not kinds[kind] or "forward" in module.__dict__ or _has_any_global_hook():
         return False
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return False
+    if module._buffers or any(isinstance(value, Tensor) for value in module.__dict__.values()):
         return False
     return all(p is None or type(p) in ORDINARY for p in module._parameters.values())
 

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from hypermlp.cache import Cache, CacheSpec
+from hypermlp.checks import divisible
 from hypermlp.collectives import Rows
 from hypermlp.mixers.base import Mixer, Tokens
+from hypermlp.mixers.parts import head_width
 from hypermlp.ops.recurrence import Steps, recurrence
 from hypermlp.ops.types import compute_dtype
 
@@ -41,6 +43,23 @@ class RecurrentMixer(Mixer):
 
     taps: int = 1  # taps of its convolutions (or token shifts), the current token included
     conv_width: int = 0  # over how many channels
+    n_head: int  # where there are heads, with these widths of keys and values
+    head_key_width: int
+    head_value_width: int
+
+    def set_heads(self, width: int, n_head: int, value_width: int | None) -> int:
+        """Heads whose keys together are as wide as the model; the width of their values together (None: the same).
+
+        Args:
+            width: of the model.
+            n_head: how many heads.
+            value_width: of all heads' values.
+        """
+        divisible("width", width, n_head, f"n_head ({n_head})")
+        value_width = width if value_width is None else value_width
+        self.width, self.n_head = width, n_head
+        self.head_key_width, self.head_value_width = width // n_head, head_width(value_width, n_head)
+        return value_width
 
     @abstractmethod
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -84,10 +103,6 @@ class RecurrentMixer(Mixer):
 
 class MatrixMixer(RecurrentMixer):
     """A mixer whose state is a matrix S (K V) in each head, carried from token to token by ops.recurrence."""
-
-    n_head: int
-    head_key_width: int  # K
-    head_value_width: int  # V
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"S": (self.n_head, self.head_key_width, self.head_value_width)}

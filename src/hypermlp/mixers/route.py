@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -24,12 +24,16 @@ from hypermlp.mixers.modules import OfThread, Watch, find_hooked
 from hypermlp.ops import dispatch, native
 from hypermlp.ops.native.layer import WholeCall
 from hypermlp.ops.observer import Observer, observer_of
+from hypermlp.ops.parameters import LayerParameters
 
 if TYPE_CHECKING:
     from hypermlp.mixers.base import Tokens
     from hypermlp.mixers.hyper import HyperGLU
 
 logger = logging.getLogger("hypermlp.route")
+FLOW: dict[str, Callable[..., Any]] = {}  # HyperGLU's methods as they were written; hyper.py fills it
+BEFORE = ("forward", "prepare", "mix")  # what is called before a route is chosen
+INSIDE = ("project", "arrange", "read_out", "_activated", "_gated")  # what `modules` calls, and other routes do not
 
 
 class Route(NamedTuple):
@@ -61,14 +65,13 @@ def observed(layer: HyperGLU, x: Tensor, impl: str) -> str | None:
     if impl == "dense":
         return "the dense implementation is the reference"
     if observer_of(x) is Observer.TRACER:
-        return "a compiler, a dispatch mode, a transform or a tensor subclass sees every operation"
+        return "a compiler, a mode, a transform or a tensor subclass sees every operation"
     if torch.is_autocast_enabled(x.device.type):
         return "autocast chooses the types"
     if layer.config.dropout and layer.training:
         return "dropout"
-    if any(name in layer.__dict__ or getattr(type(layer), name) is not flow for name, flow in flow_of_the_paper().items()):
-        return "the layer has a project or a read_out of its own"
-    return None
+    own = replaced(layer, INSIDE)
+    return None if own is None else f"the layer has a method {own} of its own"
 
 
 def steps(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str) -> bool:
@@ -79,12 +82,10 @@ def steps(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str) -> bo
     return x.is_cpu and not x.is_neg() and decode.takes(cache) and decode.prepared(layer).why is None
 
 
-@functools.cache
-def flow_of_the_paper() -> dict[str, Callable[..., Any]]:
-    """What a subclass may replace, and `modules` calls."""
-    from hypermlp.mixers.hyper import HyperGLU
-
-    return {"project": HyperGLU.project, "read_out": HyperGLU.read_out}
+def replaced(layer: HyperGLU, names: Sequence[str]) -> str | None:
+    """Which of these methods of HyperGLU a subclass, an instance or a patch has replaced; None if none."""
+    own, kind = layer.__dict__, type(layer)
+    return next((name for name in names if name in own or getattr(kind, name) is not FLOW[name]), None)
 
 
 class LayerFacts:
@@ -123,6 +124,11 @@ _facts: OfThread[LayerFacts] = OfThread()
 
 def facts_of(layer: HyperGLU) -> LayerFacts:
     return _facts.get(layer, LayerFacts)
+
+
+def known_parameters(layer: HyperGLU) -> LayerParameters:
+    """Of a layer whose route was just found to be "whole" or "fused"."""
+    return _facts.found[layer].parameters
 
 
 def whole_call(layer: HyperGLU) -> WholeCall:

@@ -15,9 +15,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from hypermlp.checks import divisible
 from hypermlp.mixers.base import Cut, Tokens
-from hypermlp.mixers.parts import NORM_EPS, head_width, heads, init_linears, unit, whole
+from hypermlp.mixers.parts import NORM_EPS, heads, init_linears, unit, whole
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops import plain
 from hypermlp.ops.recurrence import Steps
@@ -57,11 +56,8 @@ class RWKV7(MatrixMixer):
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, negative: bool = False) -> None:
         super().__init__()
-        value_width = width if value_width is None else value_width
-        self.negative = negative
-        divisible("width", width, n_head, f"n_head ({n_head})")
-        self.head_key_width, self.head_value_width = width // n_head, head_width(value_width, n_head)
-        self.width, self.n_head, self.value_width, self.conv_width = width, n_head, value_width, width
+        self.negative, self.conv_width = negative, width
+        self.value_width = value_width = self.set_heads(width, n_head, value_width)
         self.shift = nn.Parameter(torch.empty(len(SHIFTS), width))
         self.r, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.v, self.o = nn.Linear(width, value_width, bias=False), nn.Linear(value_width, width, bias=False)

@@ -16,16 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.cache import Cache, commit_all, reserve_all
-from hypermlp.mixers.decode import HOOKED, Prepared, step_parameters, takes, unreadable
+from hypermlp.mixers import decode
+from hypermlp.mixers.decode import HOOKED, Prepared, takes, unreadable
 from hypermlp.mixers.hyper import HyperGLU, HyperMLP
 from hypermlp.mixers.int8 import DECODED, weights_of
 from hypermlp.mixers.modules import OfThread, Watch, find_hooked, known
-from hypermlp.mixers.route import flow_of_the_paper
+from hypermlp.mixers.route import BEFORE, INSIDE, replaced
 from hypermlp.ops import dispatch
-from hypermlp.ops.native.decode import BlockParts, LayerCall, ModelCall, Norm
+from hypermlp.ops.native.decode import BlockParts, ModelCall, Norm
 from hypermlp.ops.observer import Observer, observer_of, transform
 
-OVERRIDDEN = ("forward", "mix", "run", "prepare", "arrange", "project", "read_out")  # what someone may set on a module
+OVERRIDDEN = (*BEFORE, *INSIDE, "run")  # what someone may set on a module
 logger = logging.getLogger("hypermlp.route")
 for kind in (nn.Embedding, nn.RMSNorm, nn.LayerNorm, nn.ModuleList, HyperGLU, HyperMLP):
     known(kind)
@@ -52,7 +53,7 @@ class ModelStep:
         self.watch = Watch(model)
         self.mixers: list[HyperGLU] = [block.mixer for block in parts.blocks]
         self.dropping = [mixer for mixer in self.mixers if mixer.config.dropout]
-        self.kinds = set(map(type, self.mixers))
+        self.one_of_each = list({type(mixer): mixer for mixer in self.mixers}.values())
         self.choices = {(mixer.config.impl_default, mixer.config.aligner_kind) for mixer in self.mixers}
         self.specs = [mixer.cache_spec() for mixer in self.mixers]
         self.dtype: torch.dtype = parts.norm.weight.dtype
@@ -119,7 +120,7 @@ def explain(why: str | None) -> str:
 def find_obstacle(model: nn.Module, parts: Parts, tokens: Tensor, layers: Sequence[Cache]) -> str | None:
     """Why this call goes through the modules; None if it is one of compiled code."""
     if observer_of(tokens) is Observer.TRACER or transform() is not None:
-        return "a compiler, a dispatch mode, a transform or a tensor subclass sees every operation"
+        return "a compiler, a mode, a transform or a tensor subclass sees every operation"
     if tokens.dim() != 2 or tokens.shape[1] != 1 or not tokens.shape[0]:
         return "one call takes one token for each row"
     if not tokens.is_cpu or tokens.is_floating_point() or len(layers) != len(parts.blocks):
@@ -138,8 +139,9 @@ def surroundings(found: ModelStep, tokens: Tensor, layers: Sequence[Cache]) -> s
         return "autocast chooses the types"
     if any(mixer.training for mixer in found.dropping):
         return "dropout"
-    if any(getattr(kind, name) is not flow for kind in found.kinds for name, flow in flow_of_the_paper().items()):
-        return "a layer has a project or a read_out of its own"
+    own = next(filter(None, (replaced(mixer, (*BEFORE, *INSIDE)) for mixer in found.one_of_each)), None)
+    if own is not None:
+        return f"a layer has a method {own} of its own"
     for impl, aligner in found.choices:
         resolved = dispatch._resolve(impl, "cpu", str(found.dtype).removeprefix("torch."), aligner)
         if resolved != "native":
@@ -182,10 +184,10 @@ def obstacle(model: nn.Module, parts: Parts) -> str | None:
         return "a norm that is not over the model's width"
     if any(type(e) is not nn.Embedding or e.max_norm is not None for e in embeddings):
         return "an embedding that changes as it is read"
-    mixers = [step_parameters(block.mixer) for block in parts.blocks]
     linears = [weights_of(parts.head), *(m for block in parts.blocks for m in feed_forward(block))]
-    others = [t for p in mixers for t in p[1:]] + [p for m in (*norms, *embeddings) for p in m.parameters()]
-    return unreadable([*linears, *(m for p in mixers for m in p.linears)], others)
+    linears += [weights_of(m) for block in parts.blocks for m in block.mixer.linears()]
+    others = [t for block in parts.blocks for t in block.mixer.tensors().others]
+    return unreadable(linears, [*others, *(p for m in (*norms, *embeddings) for p in m.parameters())])
 
 
 def feed_forward(block: Any) -> list[Any]:
@@ -199,10 +201,9 @@ def norm_of(norm: Any) -> Norm:
 
 
 def lay_out(parts: Parts) -> ModelCall:
-    blocks = []
-    for block in parts.blocks:
-        call = LayerCall(step_parameters(block.mixer), block.mixer.shape())
-        blocks.append(BlockParts(call, norm_of(block.norm_mixer), norm_of(block.norm_ffn), *feed_forward(block)))
+    blocks = [
+        BlockParts(decode.lay_out(b.mixer), norm_of(b.norm_mixer), norm_of(b.norm_ffn), *feed_forward(b)) for b in parts.blocks
+    ]
     positions, head = None if parts.positions is None else parts.positions.weight, weights_of(parts.head)
     assert head is not None
     return ModelCall(parts.embedding.weight, positions, blocks, norm_of(parts.norm), head)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 ORDINARY = (Tensor, torch.nn.Parameter)  # exactly these types: a subclass may keep its numbers elsewhere
 
@@ -17,12 +18,12 @@ class Observer(Enum):
 
     NOBODY = "nobody"  # operators may be bypassed
     AUTOGRAD = "autograd"  # reverse mode alone: an autograd.Function will do
-    TRACER = "tracer"  # a compiler, a dispatch mode or a transform sees operators, or there are no values
+    TRACER = "tracer"  # a compiler, a mode or a transform sees operators, or there are no values
 
 
 def observer_of(*tensors: Tensor | None) -> Observer:
     """Who observes what is made of these tensors."""
-    if is_traced():
+    if is_traced() or is_overridden():
         return Observer.TRACER
     if any(t is not None and (type(t) not in ORDINARY or t.is_meta or is_functorch_wrapped_tensor(t)) for t in tensors):
         return Observer.TRACER
@@ -39,6 +40,12 @@ def is_traced() -> bool:
     if torch.compiler.is_compiling():
         return True
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
+
+
+def is_overridden() -> bool:
+    """Whether a mode sees every function of torch, and may replace it; torch.device(…) as a context only says where to make."""
+    modes = range(torch._C._len_torch_function_stack())
+    return any(type(torch._C._get_function_stack_at(n)) is not DeviceContext for n in modes)
 
 
 def is_recorded() -> bool:

@@ -56,6 +56,11 @@ class LayerParameters(NamedTuple):
         return self[:7]
 
     @property
+    def others(self) -> tuple[Tensor | None, ...]:
+        """Convolutions and mixings: what no linear layer has."""
+        return self[14:22]
+
+    @property
     def sizes(self) -> list[int]:
         """Widths of q, its gate and both controls, which are one product."""
         return [len(w) for w in self[:4] if w is not None]
@@ -89,20 +94,6 @@ class LinearWeights(NamedTuple):
     weight: Tensor  # out in
     scale: Tensor | None  # out
     bias: Tensor | None  # out
-
-
-class StepParameters(NamedTuple):
-    """What a layer has learned, as decoding reads it: float32, bfloat16, or linear weights of 8 bits."""
-
-    linears: tuple[LinearWeights | None, ...]  # the seven projections of LayerParameters, and the readout
-    conv_k: Tensor | None  # C W
-    conv_v: Tensor | None
-    A1: Tensor | None  # G L R1
-    B1: Tensor | None
-    diag1: Tensor | None  # G L
-    A2: Tensor | None  # H L R2
-    B2: Tensor | None
-    diag2: Tensor | None  # H L
 
 
 class LayerShape(NamedTuple):

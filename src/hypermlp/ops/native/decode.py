@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.ops.native.bindings import STRUCTURES, call, pointer, structure, thread_pool, view
-from hypermlp.ops.parameters import LayerShape, LinearWeights, StepParameters
+from hypermlp.ops.parameters import LayerParameters, LayerShape, LinearWeights
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of weights, as hm_linear has them
 COMPUTED = (torch.float32, torch.bfloat16)  # of everything else
@@ -41,18 +41,23 @@ def is_half(dtype: torch.dtype) -> bool:
 
 
 class LayerCall:
-    """hm_step_args for a layer: its parameters, and then the cache of a stream."""
+    """hm_step_args for a layer: its parameters, and then the cache of a stream.
 
-    def __init__(self, p: StepParameters, shape: LayerShape) -> None:
-        q, v, spec = p.linears[0], p.linears[5], shape.spec
-        assert q is not None
-        assert v is not None
-        H, G, L, C = shape.heads, shape.routing_heads, spec.block_size, q.weight.shape[1]
-        key_width, value_width = len(q.weight), len(v.weight)
+    Args:
+        p: the parameters, in float32 or bfloat16; weights of linear layers may be codes.
+        linears: the seven projections in the order of p, and the readout, with the scales of codes.
+        shape: what is fixed about the layer.
+    """
+
+    def __init__(self, p: LayerParameters, linears: Sequence[LinearWeights | None], shape: LayerShape) -> None:
+        assert p.q is not None
+        assert p.v is not None
+        H, G, spec = shape.heads, shape.routing_heads, shape.spec
+        L, C, key_width, value_width = spec.block_size, p.q.shape[1], len(p.q), len(p.v)
         rank1, rank2 = (0 if A is None else A.shape[2] for A in (p.A1, p.A2))
         choices = (spec.kind == "relu", spec.norm != "none", shape.shortcut1, shape.shortcut2, spec.eps)
         mix = structure("hm_args", 0, 1, 0, H, G, key_width // G, value_width // H, rank1, rank2, L, *choices)
-        rest = next((t.dtype for t in p[1:] if t is not None), torch.float32)
+        rest = next((t.dtype for t in p.others if t is not None), torch.float32)
         factors1, factors2 = (G, L, rank1), (H, L, rank2)
         mix.A1, mix.B1, mix.diag1 = pointer(p.A1, factors1, rest), pointer(p.B1, factors1, rest), pointer(p.diag1, (G, L), rest)
         mix.A2, mix.B2, mix.diag2 = pointer(p.A2, factors2, rest), pointer(p.B2, factors2, rest), pointer(p.diag2, (H, L), rest)
@@ -60,8 +65,9 @@ class LayerCall:
         a = self.arguments = STRUCTURES["hm_step_args"](mix=mix, C=C, W=W, half_rest=is_half(rest))
         a.conv_k, a.conv_v = pointer(p.conv_k, (C, W), rest), pointer(p.conv_v, (C, W), rest)
         widths = (key_width, key_width, G * rank1, H * rank2, key_width, value_width, value_width)
-        a.w[:] = [linear(m, n, C) for m, n in zip(p.linears[:7], widths, strict=True)] + [linear(p.linears[7], C, value_width)]
-        self.parameters, self.mix = p, a.mix
+        a.w[:] = [linear(m, n, C) for m, n in zip(linears[:7], widths, strict=True)] + [linear(linears[7], C, value_width)]
+        self.mix = a.mix
+        self.kept = p, linears  # what it points into
 
     def attach(self, k: Tensor, v: Tensor, inputs: Tensor) -> None:
         """The cache: k (B S G K), v (B S H V), and a ring of inputs (B keep C); float32 or bfloat16, all alike."""
