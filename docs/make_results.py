@@ -4,6 +4,7 @@ python docs/make_results.py
 """
 
 import json
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ def main() -> None:
 
     (rates,), (trained,) = (read_studies(ROOT / "results" / name) for name in ("rates", "train"))
     write(DOCS / "training.md", {"rates": rates_markdown(rates), "trained": training_markdown(trained)})
+    runpy.run_path(str(DOCS / "make_coverage.py"))["main"]()  # it says which records there are
 
 
 def registered_studies() -> tuple[Results, Results]:
