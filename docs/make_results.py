@@ -4,16 +4,19 @@ python docs/make_results.py
 """
 
 import json
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hypermlp.report import bench_tables, evidence, gpu, table5, task_document
+from hypermlp.report import bench_tables, evidence, experiments, gpu, table5, task_document
 from hypermlp.report.markdown import fill
+from hypermlp.report.ranks import ranked_markdown
 from hypermlp.report.searches import searches_markdown
 from hypermlp.report.style import save
-from hypermlp.report.table1 import rates_markdown, table1_markdown, training_markdown
+from hypermlp.report.table1 import rates_markdown, training_markdown
 from hypermlp.verdicts.folders import read_studies
+from hypermlp.verdicts.results import Results
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -25,18 +28,13 @@ def main() -> None:
     made = table5.document_blocks(costs)
     write(DOCS / "efficiency.md", made)
 
-    (registered,) = read_studies(ROOT / "results" / "table1")
-    (longer,) = read_studies(ROOT / "results" / "compression")
-    save(evidence.picture(registered, longer), DOCS / "evidence.png")
+    found = reproduction_blocks()
+    save(evidence.picture(*registered_studies()), DOCS / "evidence.png")
+    write(DOCS / "reproduction.md", found)
     layers = (rows_of("layer"), rows_of("narrow/layer"), rows_of("small/layer"))
     speed = f"{bench_tables.speed_markdown(*layers)}\n{made['summary']}"
-    write(ROOT / "README.md", {"standing": evidence.standing_markdown(registered, longer), "speed": speed})
+    write(ROOT / "README.md", {"standing": found["standing"], "speed": speed})
     write(DOCS / "benchmark.md", benchmark_blocks())
-    blocks = {"evidence": evidence.evidence_markdown(registered, longer)}
-    blocks |= {"table": table1_markdown(registered), "verdicts": evidence.verdicts_markdown(registered)}
-    blocks["searches"] = searches_markdown(registered, longer)
-    blocks |= {"compression": table1_markdown(longer), "compression verdicts": evidence.longer_markdown(registered, longer)}
-    write(DOCS / "reproduction.md", blocks)
 
     studies = read_studies(ROOT / "results" / "tasks")
     save(task_document.picture(studies), DOCS / "tasks.png")
@@ -47,6 +45,32 @@ def main() -> None:
 
     (rates,), (trained,) = (read_studies(ROOT / "results" / name) for name in ("rates", "train"))
     write(DOCS / "training.md", {"rates": rates_markdown(rates), "trained": training_markdown(trained)})
+    runpy.run_path(str(DOCS / "make_coverage.py"))["main"]()  # it says which records there are
+
+
+def registered_studies() -> tuple[Results, Results]:
+    """Table 1 at laptop scale, and compression with longer runs."""
+    (registered,), (longer,) = (read_studies(ROOT / "results" / name) for name in ("table1", "compression"))
+    return registered, longer
+
+
+def reproduction_blocks() -> dict[str, str]:
+    """What docs/reproduction.md prints, and README of it (standing), by the names of the blocks."""
+    registered, longer = registered_studies()
+    done = experiments.read_experiments(ROOT / "results")
+    at_16 = done.get("rank16")
+    return {
+        "evidence": evidence.evidence_markdown(registered, longer, at_16=at_16),
+        "standing": evidence.standing_markdown(registered, longer, at_16=at_16),
+        "table": ranked_markdown(registered, [at_16] if at_16 else []),
+        "verdicts": evidence.verdicts_markdown(registered),
+        "searches": searches_markdown(registered, longer),
+        "noise": experiments.noise_markdown(registered, done.get("noise")),
+        "compression": ranked_markdown(longer),
+        "compression verdicts": evidence.longer_markdown(registered, longer),
+        "experiments": experiments.experiments_markdown(done),
+        "prepared": experiments.prepared_markdown(done),
+    }
 
 
 def benchmark_blocks() -> dict[str, str]:

@@ -48,6 +48,26 @@ def test_a_number_that_differs_is_found(coverage: ModuleType, monkeypatch: pytes
     assert coverage.problems() == [f"{wrong.place}, {wrong.what}: 3 in the paper, 2 in {wrong.where}"]
 
 
+def test_a_number_that_the_paper_rounds_may_differ_by_so_much(coverage: ModuleType) -> None:
+    number = coverage.Number("section 3.b", "million parameters", 340, lambda: 347, "340m-15b", 0.025)
+    assert number.is_equal
+    assert not number._replace(here=lambda: 360).is_equal
+    assert not number._replace(within=0).is_equal
+
+
+def test_a_benchmark_that_is_left_out_is_found(coverage: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "SHOTS", {name: 0 for name in coverage.SHOTS if name != "PIQA"})
+    monkeypatch.setattr(coverage, "NUMBERS", [])
+    assert coverage.problems() == ["benchmarks of Table 2 differ: {'PIQA'}"]
+
+
+def test_protocols_say_whether_they_were_run(coverage: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "ROOT", tmp_path)
+    assert coverage.protocol("gates")[1] == "not here: the runs of protocol `gates`"
+    (tmp_path / "results" / "gates").mkdir(parents=True)
+    assert coverage.protocol("gates")[1] == "results/gates"
+
+
 def test_an_equation_that_is_left_out_is_found(coverage: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coverage, "EQUATIONS", coverage.EQUATIONS[:-1])
     assert any("equations are not 1 to 97" in line for line in coverage.problems())

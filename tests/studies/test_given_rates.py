@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from hypermlp.cli import app
 from hypermlp.mixers.labels import TABLE1
 from hypermlp.studies.executors import LocalPool
 from hypermlp.studies.language import LanguageStudy
@@ -60,3 +62,13 @@ def test_mistakes_in_given_rates_are_named(given: str, message: str, tmp_path: P
     path.write_text(PROTOCOL.replace("search =", f"{given}\nsearch ="))
     with pytest.raises(ValueError, match="leave out one of them"):
         load_protocol(path)
+
+
+def test_check_shows_the_rates_that_the_runs_will_have() -> None:
+    done = CliRunner().invoke(app, ["study", "check", "registers.toml"])
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.output.splitlines()]
+    (language,) = (line for line in lines if line[:2] == ["language", "language"])
+    (copying,) = (line for line in lines if line[:2] == ["mad", "selective-copying:"])
+    assert language[4:] == ["0.004", "to", "0.008,", "given"]
+    assert copying[-2:] == ["0.002,", "given"]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from hypermlp.report.markdown import markdown_table
+from hypermlp.report.ranks import at_own_rank, rank_of
 from hypermlp.report.style import new_figure
 from hypermlp.report.table1 import task_title
 from hypermlp.report.words import beside, claim_words, corrected_words, digits, evidence_words, gain_words, numbers
@@ -24,14 +25,20 @@ UNITS = {VALIDATION: "validation loss in nats", LOSS: "loss in nats"}
 COLOURS = {SUPPORTED: "tab:green", CONTRADICTED: "tab:red"}  # grey: neither
 
 
-def measures(studies: Sequence[Results]) -> list[tuple[Results, str, str]]:
-    """Study, measure, and what that is called; a measure that a later study has too stands behind the first, with its steps."""
+def measures(studies: Sequence[Results], at_16: Results | None = None) -> list[tuple[Results, str, str]]:
+    """Study, measure, and what that is called; a measure that a later study has too stands behind the first, with its steps.
+
+    HyperGLU has the paper's rank. Where the search gave it another, the name says so; runs at the paper's (at_16) come first.
+    """
     found: dict[str, list[tuple[Results, str, str]]] = {}
     for study in studies:
         for measure in [*study.losses[:1], *study.tasks]:
             name = "Language" if measure in LOSSES else task_title(measure)
             again = f", {study.plans['mad']['steps'][measure]:,} steps" if measure in found else ""
-            found.setdefault(measure, []).append((study, measure, name + again))
+            own, rank = found.setdefault(measure, []), rank_of(study, HYPERGLU, measure)
+            if rank and not again and at_16 is not None and measure in at_16.tasks:
+                own.append((at_own_rank(study, at_16), measure, name))
+            own.append((study, measure, name + again + (f", HyperGLU{rank}" if rank else "")))
     return [item for items in found.values() for item in items]
 
 
@@ -40,10 +47,10 @@ def standing(study: Results, rival: str, measure: str) -> Evidence:
     return weigh(study, HYPERGLU, rival, measure, "more")
 
 
-def evidence_markdown(*studies: Results) -> str:
+def evidence_markdown(*studies: Results, at_16: Results | None = None) -> str:
     """Measures × rivals: means over seeds, gains with their intervals, and what they say."""
     rows = []
-    for study, measure, name in measures(studies):
+    for study, measure, name in measures(studies, at_16):
         found = [standing(study, rival, measure) for rival in SHOWN]
         row = [f"{name}, {UNITS.get(measure, '%')}", mean_text(study, HYPERGLU, found[0])]
         for rival, item in zip(SHOWN, found, strict=True):
@@ -53,15 +60,21 @@ def evidence_markdown(*studies: Results) -> str:
     return markdown_table(heads, rows)
 
 
-def standing_markdown(*studies: Results) -> str:
-    """The same in short, for a first look: means, and where HyperGLU stands, with rivals by their plain names."""
+def standing_markdown(*studies: Results, at_16: Results | None = None) -> str:
+    """The same in short, for a first look: means, and where HyperGLU stands, with rivals by their plain names.
+
+    How much each was searched stands below.
+    """
     rows = []
-    for study, measure, name in measures(studies):
+    for study, measure, name in measures(studies, at_16):
         found = [standing(study, rival, measure) for rival in SHOWN]
         row = [f"{name}, {UNITS.get(measure, '%')}", mean_text(study, HYPERGLU, found[0])]
         for rival, item in zip(SHOWN, found, strict=True):
             row += [mean_text(study, rival, item), NONE if item.gain is None else stands(item)]
         rows.append(row)
+    runs = {mixer: sum(study.search_runs.get(mixer, 0) for study in studies) for mixer in (HYPERGLU, *SHOWN)}
+    if any(runs.values()):
+        rows.append(["Runs of the search", str(runs[HYPERGLU]), *(cell for rival in SHOWN for cell in (str(runs[rival]), ""))])
     heads = ["", plain_name(HYPERGLU), *(head for rival in SHOWN for head in (plain_name(rival), "HyperGLU is"))]
     return markdown_table(heads, rows)
 
@@ -98,7 +111,7 @@ def picture(*studies: Results) -> Figure:
                 ax.plot(item.gain.mean, line, "o", color=colour, markersize=5)
         ax.set_yticks(range(len(RIVALS)), [] if place % columns else [title_of(rival) or rival for rival in RIVALS])
         ax.set_ylim(len(RIVALS) - 0.5, -0.5)
-        ax.set_title(name, fontsize=10)
+        ax.set_title(name.replace(", HyperGLU@", " @"), fontsize=10)
         ax.set_xlabel("nats saved" if measure in LOSSES else "points gained", fontsize=9)
     return figure
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -11,6 +13,7 @@ from rich.text import Text
 
 from hypermlp.mixers.hybrid import outside_budget
 from hypermlp.paper import tables as paper
+from hypermlp.report.markdown import markdown_table
 from hypermlp.report.shown import SHOWN, how_shown
 from hypermlp.report.terminal import Column as Head
 from hypermlp.report.terminal import say, show_table
@@ -134,12 +137,12 @@ def thresholds(study: Results) -> tuple[float, ...]:
 def grid(study: Results) -> list[Row]:
     """A row for every mixer that was run."""
     shown = columns(study)
-    found = []
-    for mixer in study.mixers:
-        parameters, share = size(study, mixer)
-        cells = [new_cell(study, mixer, column) for column in shown]
-        found.append(Row(mixer, title_of(mixer), parameters, share, cells))
-    return found
+    return [new_row(study, mixer, shown) for mixer in study.mixers]
+
+
+def new_row(study: Results, mixer: str, shown: Sequence[Measure]) -> Row:
+    parameters, share = size(study, mixer)
+    return Row(mixer, title_of(mixer), parameters, share, [new_cell(study, mixer, column) for column in shown])
 
 
 def new_cell(study: Results, mixer: str, column: Measure) -> Cell:
@@ -224,12 +227,18 @@ def terminal_cell(cell: Cell) -> Text:
 
 def table1_markdown(study: Results) -> str:
     """The grid for a document; the paper's numbers are in parentheses."""
-    titles = ["mixer", "parameters", *(column.title for column in columns(study))]
-    lines = ["| " + " | ".join(titles) + " |", "| --- |" + " ---: |" * (len(titles) - 1)]
-    for row in grid(study):
+    return rows_markdown(grid(study), columns(study))
+
+
+def rows_markdown(rows: Sequence[Row], shown: Sequence[Measure], searched: Mapping[str, int] | None = None) -> str:
+    """Rows of the grid for a document. searched: mixer → the runs of its search, which then stand beside its parameters."""
+    titles = ["mixer", "parameters", *([] if searched is None else ["runs of the search"]), *(each.title for each in shown)]
+    lines = []
+    for row in rows:
+        own = [] if searched is None else [str(searched.get(re.split("[@,]", row.mixer)[0], NONE))]
         cells = [cell.text if cell.paper is None else f"{cell.text} ({cell.paper_text})" for cell in row.cells]
-        lines.append("| " + " | ".join([full_name(row.mixer), row.parameters_text, *cells]) + " |")
-    return "\n".join(lines)
+        lines.append([full_name(row.mixer), row.parameters_text, *own, *cells])
+    return markdown_table(titles, lines)
 
 
 def training_markdown(study: Results) -> str:

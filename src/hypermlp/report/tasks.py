@@ -45,9 +45,8 @@ def show_plan(console: Console, plan: StudyPlan) -> None:
     title = plan.name if plan.protocol is None else plan.protocol.title
     rows = []
     for part, study in plan.studies.items():
-        rates = "searched" if study.search is not None else ", ".join(f"{rate:g}" for rate in rates_of(study))
         rows += [
-            [part or plan.name, in_words(key or study.kind), str(len(plan.mixers)), str(plan.seeds), rates]
+            [part or plan.name, in_words(key or study.kind), str(len(plan.mixers)), str(plan.seeds), rates_text(study, key)]
             for key in study.settings()
         ]
     heads = [Column("part"), Column("setting", left=True, wraps=True), *map(Column, ("mixers", "seeds", "learning rates"))]
@@ -76,6 +75,17 @@ def show_hybrid_sizes(console: Console, plan: StudyPlan) -> None:
             Column("sizes of its layers", left=True, wraps=True),
         ]
         console.print(tabulate(console.width, "", heads, rows))
+
+
+def rates_text(study: Study, key: str) -> str:
+    """How the learning rates of a setting come about."""
+    if study.search is not None:
+        return "searched"
+    if study.given is None:
+        return ", ".join(f"{rate:g}" for rate in rates_of(study))
+    task = key.partition("/")[0]
+    found = sorted({rate[task] if isinstance(rate, dict) else rate for rate in study.given.values()})
+    return " to ".join(f"{rate:g}" for rate in dict.fromkeys((found[0], found[-1]))) + ", given"
 
 
 def rates_of(study: Study) -> Sequence[float]:
