@@ -113,6 +113,8 @@ FAIR = [path for path in sorted(PACKAGED.glob("*.toml")) if read_protocol(path.r
 def test_in_a_fair_protocol_every_mixer_has_as_many_runs_of_the_search(path: Path, tmp_path: Path) -> None:
     protocol = load_protocol(path)
     for name, study in protocol.studies.items():
+        if isinstance(study, TaskStudy):
+            study = replace(study, tasks=study.tasks[:1])  # each has a search of its own
         found = counts(made_up_search(study, tmp_path / name, list(protocol.mixers), seeds=1))
         assert {mixer for mixer, _ in found} == set(protocol.mixers)
         assert len(set(found.values())) == 1

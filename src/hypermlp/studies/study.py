@@ -257,18 +257,29 @@ class Agenda:
         self.asked: set[str] = set()
         self.tried_again: set[str] = set()
 
-    def finals(self) -> list[Job]:
-        """The runs that count, of the searches that are finished."""
-        found = read_search(self.rules, self.folder.records.values())
-        choices = self.study.transfer(choose(self.rules, found), found, self.pairings)
-        return [*self.study.chosen_jobs(self.pairings, self.seeds, choices), *self.study.rate_tests(choices, self.pairings)]
+    def finals(self, mixer: str | None = None) -> list[Job]:
+        """The runs that count, of the searches that are finished; of one mixer, or of all."""
+        pairings = self.pairings_of(mixer)
+        found = read_search(self.rules, self.records_of(mixer))
+        choices = self.study.transfer(choose(self.rules, found), found, pairings)
+        return [*self.study.chosen_jobs(pairings, self.seeds, choices), *self.study.rate_tests(choices, pairings)]
 
-    def ready(self) -> list[Job]:
-        """All that can be done now and was not asked for before; what is decided comes first, so that settings end in turn."""
-        trials = self.study.next_trials(self.pairings, self.folder.records.values())
-        found: list[Job] = [job for job in (*self.finals(), *trials) if job.key not in self.asked]
+    def ready(self, mixer: str | None = None) -> list[Job]:
+        """All that can be done now and was not asked for before; what is decided comes first, so that settings end in turn.
+
+        mixer: the one whose records are new; no other's search has moved.
+        """
+        trials = self.study.next_trials(self.pairings_of(mixer), self.records_of(mixer))
+        found: list[Job] = [job for job in (*self.finals(mixer), *trials) if job.key not in self.asked]
         self.asked |= {job.key for job in found}
         return found
+
+    def pairings_of(self, mixer: str | None) -> list[Pairing]:
+        """Those of a mixer with its other allocations of ranks, or all."""
+        return [one for one in self.pairings if mixer in (None, self.rules.base(one.mixer))]
+
+    def records_of(self, mixer: str | None) -> list[Record]:
+        return [record for record in self.folder.records.values() if mixer in (None, self.rules.base(record["mixer"]))]
 
     def follow(self, record: Record) -> list[Job]:
         """What a new record leads to. A trial that failed is run once more, so that a killed worker decides nothing."""
@@ -279,7 +290,7 @@ class Agenda:
             del self.folder.records[key]
         elif "rung" in record:
             self.clear(record)
-        return self.ready()
+        return self.ready(self.rules.base(record["mixer"]))
 
     def clear(self, record: Record) -> None:
         """Where this was the last trial of its rung, delete what those that do not go on have saved."""
