@@ -121,8 +121,8 @@ def test_shells_complete_closed_choices(words: str, expected: set[str], monkeypa
 def test_every_command_that_prints_a_table_prints_it_as_json() -> None:
     without = {" ".join(path) for path, command in leaves(ROOT) if "--json" not in options(command)}
     assert without == {"generate", "export", "data prepare", "gpu tune", "study show", "study new"}
-    for words in (["study", "list"], ["mixers", "--width", "64", "--length", "64"], ["bench"], ["info"]):
-        done = CliRunner().invoke(app, [*words, "--json"])
+    for command in (["study", "list"], ["mixers", "--width", "64", "--length", "64"], ["bench"], ["info"]):
+        done = CliRunner().invoke(app, [*command, "--json"])
         assert done.exit_code == 0, done.output
         (table, *_) = json.loads(done.stdout)
         assert table["rows"]
