@@ -20,6 +20,7 @@ from hypermlp.cli.console import as_data, value_of
 from hypermlp.files import refuse_foreign, write_own
 from hypermlp.models.saved import refuse_foreign_folder
 from hypermlp.report.terminal import Column, tabulate
+from test_words import LONGEST, sentences, words
 
 ROOT: Any = typer.main.get_command(app)
 
@@ -43,7 +44,7 @@ def test_there_are_few_commands_and_few_options() -> None:
     assert len(options(ROOT)) < 90
 
 
-def test_help_lists_commands_in_the_order_of_use_and_shows_no_type_of_a_flag() -> None:
+def test_help_lists_commands_in_the_order_of_use_and_shows_words_for_values() -> None:
     assert set(ORDER) == set(ROOT.commands)
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
     places = [shown.index(f"│ {name} ") for name in ORDER]
@@ -51,8 +52,15 @@ def test_help_lists_commands_in_the_order_of_use_and_shows_no_type_of_a_flag() -
     for path, _ in leaves(ROOT):
         done = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "120"})
         assert done.exit_code == 0
-        assert "bool" not in done.output, path
+        assert not re.search(r"<[\w\[\] ]+>|\[x[<>]", done.output), f"{path}: a type of Python, where a word belongs"
     assert all(name in shown for name in ALIASES)
+
+
+def test_help_is_in_short_sentences_and_in_paragraphs_that_fill_the_line() -> None:
+    for path, command in [((), ROOT), *leaves(ROOT)]:
+        texts = [command.help, *(getattr(parameter, "help", None) or "" for parameter in command.params)]
+        assert not [text for text in texts if re.search(r"[^\n]\n[^\n]", text)], path
+        assert not [one for text in texts for one in sentences(text) if words(one) > LONGEST], path
 
 
 def test_the_reference_of_the_site_has_every_command_and_option() -> None:
@@ -113,8 +121,8 @@ def test_shells_complete_closed_choices(words: str, expected: set[str], monkeypa
 def test_every_command_that_prints_a_table_prints_it_as_json() -> None:
     without = {" ".join(path) for path, command in leaves(ROOT) if "--json" not in options(command)}
     assert without == {"generate", "export", "data prepare", "gpu tune", "study show", "study new"}
-    for words in (["study", "list"], ["mixers", "--width", "64", "--length", "64"], ["bench"], ["info"]):
-        done = CliRunner().invoke(app, [*words, "--json"])
+    for command in (["study", "list"], ["mixers", "--width", "64", "--length", "64"], ["bench"], ["info"]):
+        done = CliRunner().invoke(app, [*command, "--json"])
         assert done.exit_code == 0, done.output
         (table, *_) = json.loads(done.stdout)
         assert table["rows"]

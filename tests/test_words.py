@@ -29,6 +29,11 @@ REPLACED = {
     "of one's own": "your own",
     "ranks nobody": "too short to rank mixers",
     "who pays for": "what is resized",
+    "too shortly": "for too few steps",
+    "nobody wrote down": "it was not recorded",
+    "nobody knows how": "it is unknown how",
+    "none of the vocabulary": "outside the vocabulary",
+    "not both and not neither": "one of the two",
 }
 
 

@@ -26,15 +26,22 @@ def read_overrides(texts: Iterable[str], kinds: Mapping[str, Any], of: str) -> d
 def read_override(text: str, kinds: Mapping[str, Any], of: str) -> tuple[str, Any]:
     key, equals, value = text.removeprefix("--").partition("=")
     if not equals:
-        hint = did_you_mean(key, kinds)
-        raise ValueError(f"{text!r} must be FIELD=VALUE, with a field of {of}: {', '.join(kinds) or 'it has none'}{hint}")
+        raise ValueError(f"{text!r} must be FIELD=VALUE{known_fields(key, kinds, of)}")
     if key not in kinds:
-        raise ValueError(f"{of} has no field {key!r}; it has {', '.join(kinds) or 'none to change'}{did_you_mean(key, kinds)}")
+        raise ValueError(f"{of} has no field {key!r}{known_fields(key, kinds, of)}")
     try:
         return key, parse(kinds[key], value)
     except ValueError as error:
         choices = get_args(kinds[key]) if get_origin(kinds[key]) is Literal else ()
         raise ValueError(f"{key} ({value}) must be {describe(kinds[key])}{did_you_mean(value, choices)}") from error
+
+
+def known_fields(key: str, kinds: Mapping[str, Any], of: str) -> str:
+    """The nearest field first, since the list may be long."""
+    hint = did_you_mean(key, kinds)
+    if not kinds:
+        return f"; {of} has no fields to change"
+    return f"{f'{hint} The' if hint else '; the'} fields of {of} are {', '.join(kinds)}"
 
 
 def parse(kind: Any, text: str) -> Any:

@@ -145,7 +145,7 @@ def test_after_a_kill_the_same_call_goes_on_and_ends_the_same(folder: Path, sour
         assert time.monotonic() < deadline, "workers outlive their parent"
         time.sleep(0.05)
 
-    with pytest.raises(ValueError, match=r"holds no prepared corpus \(index.json is missing\).*run the unfinished command again"):
+    with pytest.raises(ValueError, match=r"holds no prepared corpus \(index.json is missing\).*run the unfinished command"):
         open_corpus(out)
     (folder / "3.txt").unlink()
     (folder / "3.txt").write_bytes(content)

@@ -100,9 +100,9 @@ def test_another_source_is_another_mixer(source: Path, tmp_path: Path) -> None:
 def test_what_a_file_names_is_not_imported(tmp_path: Path) -> None:
     path = tmp_path / "evil.py"
     path.write_text("raise SystemExit('imported')")
-    with pytest.raises(ValueError, match="somebody's own"):
+    with pytest.raises(ValueError, match="code of its own"):
         build_mixer(f"{path}:Linear", 16, 16)
-    with pytest.raises(ValueError, match="somebody's own"):
+    with pytest.raises(ValueError, match="code of its own"):
         LanguageModel(ModelConfig(vocabulary=16, width=16, depth=1, length=16, mixer=f"{path}:Linear"))
 
 

@@ -50,7 +50,7 @@ def test_within_one_percent_or_a_reason(name: str, width: int, length: int) -> N
         smallest = count(name, width, length, least)
         assert smallest > 1.01 * found.target
         assert found.size is None
-        assert f"even the smallest {kind} ({least}) has {smallest / found.target:.2f} of the budget" == found.note
+        assert f"even the smallest {kind} ({least}) has {smallest / found.target:.2f} times the budget" == found.note
     elif not found.reached:
         nearer = [count(name, width, length, found.size + s) for s in (-step, step) if found.size + s]
         assert all(abs(found.parameters - found.target) <= abs(n - found.target) for n in nearer)

@@ -160,7 +160,7 @@ def test_studies_of_one_kind_are_told_apart_by_their_folders(tmp_path: Path) -> 
 def test_a_quick_study_has_scores_and_no_verdicts(tmp_path: Path) -> None:
     write(tmp_path, [mad(label, "compression", 50, quick=True) for label in ("S-pc", "G-cg-q-12o")])
     text = page_of(tmp_path)
-    assert "too shortly to rank them" in text
+    assert "too few steps to rank them" in text
     assert "50.0" in text
     for word in ("Claims", "Predictions", "undecided", "HyperGLU 50.0 %, softmax", "colour compares"):
         assert word not in text

@@ -199,14 +199,14 @@ def test_the_learning_rate_follows_the_mixer_unless_it_is_given(tmp_path: Path, 
 @pytest.mark.parametrize(
     "override, rule",
     [
-        ("train.step=3", "no field 'train.step'; it has .*model.vocabulary, .*did you mean 'train.steps'"),
+        ("train.step=3", r"no field 'train.step'; did you mean 'train.steps'\? The fields .*model.vocabulary"),
         ("train.steps", "must be FIELD=VALUE"),
         ("train.steps=many", r"train.steps \(many\) must be a whole number"),
         ("train.steps=1.5", "must be a whole number"),
         ("train.lr=fast", "must be a number"),
         ("train.checkpointing=yes", "must be true or false"),
         ("train.parallel=both", "must be one of ddp, fsdp"),
-        ("train.betas=0.9", "must be comma-separated numbers"),
+        ("train.betas=0.9", "must be comma-separated numbers$"),
         ("model.mixer=attention", "attention"),
         ("train.micro=5", "divisible"),
     ],
@@ -245,14 +245,14 @@ def test_runs_of_earlier_versions_have_the_configuration_that_they_had(path: Pat
 @pytest.mark.parametrize(
     "text, rule",
     [
-        ("[train]\nstep = 3", r"my.toml: \[train\]: a training run has no field .train.step.; .* did you mean .train.steps."),
+        ("[train]\nstep = 3", r"my.toml: \[train\]: a training run has no field .train.step.; did you mean .train.steps."),
         ('base = "tiny"\n[train]\nsteps = "many"', r"train.steps \(many\) must be a whole number"),
         ("[train]\nsteps = 3", r'lacks fields .* or a base such as base = "tiny"'),
         ('base = "tny"', r"my.toml: base .'tny'. must be one of .*did you mean 'tiny'"),
         ("[optimizer]\nlr = 3", "has optimizer; it may have base, budget, and the sections model, data, train"),
         ("train = 3", "train in .* must be a section"),
         ("[train", "cannot be read"),
-        ('base = "tiny"\n[model]\nmixer = "mine.py:Mine"', "somebody's own code"),
+        ('base = "tiny"\n[model]\nmixer = "mine.py:Mine"', "code of its own"),
     ],
 )
 def test_mistakes_in_a_configuration_file_are_named(text: str, rule: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from hypermlp.checks import choose_from
 from hypermlp.cli import app, watch
+from hypermlp.cli.console import open_console
 from hypermlp.mixers.groups import CORE
 from hypermlp.studies import catalogue
 from hypermlp.studies.catalogue import StudyOptions, new_protocol, plan_study, scales_of, study_names
@@ -107,9 +109,14 @@ def test_a_quick_study_ranks_nobody_and_names_who_misses_the_budget(tmp_path: Pa
     assert done.exit_code == 0, done.output
     assert "too short to rank mixers" in done.output
     assert "hypermlp study run mad --scale laptop --seeds 4" in done.output
-    assert "Not at the common number of parameters: R-12!" in done.output
+    told = " ".join(done.output.split())
+    assert "Not at the mixer's budget of parameters: R-12!" in told
+    assert re.search(r"So whole models differ in size, as parts of the largest: S-p 0\.\d\d;", told)
+    equal = [{"mixer": mixer, "parameters": 100, "setting": "one", "budget": "why"} for mixer in ("S-p", "G-cg-q-12o")]
+    watch.show_budgets(console := open_console(record=True, width=200), equal)
+    assert "Whole models have equal sizes all the same" in console.export_text()
     assert "inconclusive" not in done.output
-    assert "too shortly to rank them" in (tmp_path / "report.html").read_text()
+    assert "too few steps to rank them" in (tmp_path / "report.html").read_text()
     again = CliRunner().invoke(app, ["study", "run", "mad", *SMALL, *choice, "--out", str(tmp_path), "--json"])
     assert "finished before" in again.stderr
     (table,) = json.loads(again.stdout)

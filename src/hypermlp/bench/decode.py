@@ -84,7 +84,7 @@ def prefilled(name: str, mixer: Mixer, x: torch.Tensor, batch: int) -> Cache:
     with torch.no_grad():
         error = float((steps - mixer(x)[:, -STEPS:]).norm() / steps.norm())
     if not error < 1e-4:
-        raise RunError(f"{name} decodes otherwise than it computes, by {error:.1e}; it will not be timed")
+        raise RunError(f"{name} gives other outputs token by token than all at once, by {error:.1e}; it will not be timed")
     return cache
 
 

@@ -21,7 +21,7 @@ WINDOWS = 16  # of held-out text, as long as the model's context
 def explore(
     text: Annotated[
         str | None,
-        typer.Argument(help="Text to read with the model, up to some hundreds of words; or a demo's folder: runs/demo."),
+        typer.Argument(help="Text to read with the model, up to a few hundred words; or the folder of a demo: runs/demo."),
     ] = None,
     model: Annotated[
         list[Path] | None,
@@ -35,32 +35,40 @@ def explore(
     over: Annotated[
         str | None,
         typer.Option(
-            help="Instead of one text: statistics of all heads over held-out text: stdlib, a path, a prepared corpus.",
+            help="Statistics of all heads over held-out text, instead of one text: stdlib, a path or a prepared corpus.",
             autocompletion=closed("stdlib"),
         ),
     ] = None,
     task: Annotated[
         str | None,
         typer.Option(
-            help="With the folder of a demo: selective-copying (the default) or noisy-recall.",
+            metavar="TASK",
+            help="For the folder of a demo: selective-copying (the default) or noisy-recall.",
             autocompletion=closed("selective-copying", "noisy-recall"),
         ),
     ] = None,
     mixer: Annotated[
-        list[str] | None, typer.Option("--mixer", help="With it: which; by default HyperGLU and softmax attention.")
+        list[str] | None,
+        typer.Option(
+            "--mixer",
+            metavar="MIXER",
+            help="For the folder of a demo: a mixer; may be repeated. Default: HyperGLU and softmax attention.",
+        ),
     ] = None,
-    example: Annotated[int, typer.Option(min=0, help="With it: which of the test examples is read.")] = 0,
+    example: Annotated[int, typer.Option(min=0, help="For a model of a task: the test example that it reads.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="The page to write; with --over a folder. Default: explore.html, runs/analysis.")
+        Path | None,
+        typer.Option(help="The page to write (default: explore.html); with --over, a folder (default: runs/analysis)."),
     ] = None,
     own: OwnMixers = None,
     force: Force = False,
 ) -> None:
     """See what every head of a model reads at every token: one page to open in a browser, with nothing to install or load.
 
-    Choose a token, a layer and a head. The page shows the pool of slots, which of them are active, what each adds to the
-    output, and what would be active without mixing. With --over: active slots and weights by lag, what mixing switches, how
-    noise fares. Without a text, a model or --over it shows hypermlp:copying at a test example.
+    Choose a token, a layer and a head. The page shows the slots that the head can read, which of them are active, what each
+    adds to the output, and what would be active without mixing. With --over it shows active slots and weights by lag, what
+    mixing switches on and off, and what becomes of noise. Without a text, a model or --over, hypermlp:copying reads a test
+    example.
     """
     from hypermlp.mixers.own import adopt
     from hypermlp.report.analyse import show_analyse

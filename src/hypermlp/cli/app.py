@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -23,14 +24,42 @@ ORDER = ("demo", "study", "train", "generate", "eval", "explore", "export", "dat
 
 
 class Plain:
-    """Help that shows no type beside a flag, which takes no value."""
+    """Help in words: paragraphs that fill the line, and TEXT, NUMBER or PATH for a value, not its type in Python."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if text := getattr(self, "help", None):
+            self.help = "\n\n".join(" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip()))
 
     def get_params(self, ctx: Any) -> Any:
         found = super().get_params(ctx)  # type: ignore[misc]
         for parameter in found:
-            if getattr(parameter, "is_flag", False):
+            if parameter.param_type_name == "argument":
+                parameter.metavar = parameter.metavar or parameter.name.upper()
+                parameter.display_type_rich = lambda ctx: None  # the name says it
+            elif getattr(parameter, "is_flag", False):
                 parameter.metavar = ""
+            else:
+                parameter.metavar = parameter.metavar or placeholder(type_of(parameter))
+            parameter._get_number_range_help_str = lambda: None  # a number outside is refused with the range
         return found
+
+
+def type_of(parameter: Any) -> str:
+    described = getattr(parameter, "type_descriptor", None)  # of newer versions of typer; older ones have click's type
+    return str(parameter.type if described is None else described.annotation)
+
+
+def placeholder(kind: str) -> str:
+    """What stands for a value in help.
+
+    >>> [placeholder(kind) for kind in ("<class str>", "<IntRange x>=1>", "FLOAT", "Path")]
+    ['TEXT', 'NUMBER', 'NUMBER', 'PATH']
+    """
+    return next((word for word, kinds in PLACEHOLDERS.items() if re.search(kinds, kind, re.I)), "TEXT")
+
+
+PLACEHOLDERS = {"NUMBER": r"\b(int|float)", "PATH": r"\bpath"}
 
 
 class Command(Plain, TyperCommand):
@@ -58,9 +87,9 @@ class Commands(Group):
 
 app = App(
     cls=Commands,
-    help="HyperMLP and HyperGLU: attention read as a two-layer MLP whose hidden layer is the context.\n\n"
-    "Start with [bold]hypermlp demo[/bold]: a few minutes on two cores. A small model is there at once: "
-    "[bold]hypermlp generate 'def main('[/bold].",
+    help="Train, measure and look into HyperGLU and HyperMLP, drop-in replacements for causal self-attention.\n\n"
+    "Start with [bold]hypermlp demo[/bold], which takes a few minutes on two cores. Or try a model that comes with the "
+    "package: [bold]hypermlp generate 'def main('[/bold].",
     epilog="[bold]hypermlp table1[/bold] is short for study run table1, [bold]hypermlp table5[/bold] for bench model: "
     "the paper's tables.",
     no_args_is_help=True,
@@ -78,7 +107,7 @@ def commands(name: str, about: str) -> typer.Typer:
 
 def shows_tables(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command that prints tables the option --json."""
-    option = Annotated[bool, typer.Option("--json", help="Print the tables as JSON on stdout, all else on stderr.")]
+    option = Annotated[bool, typer.Option("--json", help="Print the tables as JSON on stdout, everything else on stderr.")]
 
     @functools.wraps(command)
     def run(*arguments: Any, as_json: bool = False, **options: Any) -> None:
@@ -109,7 +138,7 @@ def options(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", envvar=DEBUG, help="Show the traceback of every error, not its message alone.")
+        bool, typer.Option("--debug", envvar=DEBUG, help="Show the full traceback of an error, not only its message.")
     ] = False,
 ) -> None:
     if debug:

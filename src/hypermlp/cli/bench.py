@@ -9,8 +9,13 @@ import typer
 
 from hypermlp.cli.app import app, commands, shows_tables
 from hypermlp.cli.console import open_console
-from hypermlp.cli.options import Changes, complete
+from hypermlp.cli.options import complete
 from hypermlp.report.terminal import Column, say, show_table, status
+
+Fields = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="FIELD=VALUE", help="Fields to change, such as threads=1 rounds=3.", show_default=False),
+]
 
 
 def benchmark_names() -> list[str]:
@@ -25,17 +30,17 @@ def bench(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="layer, mixers, model, decode, latency, profile, kernels. Without one: the list.",
+            help="layer, mixers, model, decode, latency, profile or kernels. Without a name: the list.",
             autocompletion=complete(benchmark_names),
         ),
     ] = None,
-    changes: Changes = None,
+    changes: Fields = None,
     out: Annotated[Path, typer.Option(help="Folder for numbers and pictures.")] = Path("runs/bench"),
 ) -> None:
     """Measure speed and memory against softmax attention, on this machine.
 
-    Fields: of layer shape=8x1024x768,2x2048x768 rounds=5 threads=2,1 match=true memory=false dtype=bfloat16; of mixers also
-    mixers=rivals; of model scale=paper part=model mixers=hyperglu,gla batch=1; `hypermlp bench` lists them all.
+    layer takes the fields shape=8x1024x768,2x2048x768 rounds=5 threads=2,1 match=true memory=false dtype=bfloat16. mixers takes
+    these and mixers=rivals; model takes scale=paper part=model mixers=hyperglu,gla batch=1. hypermlp bench lists all fields.
     """
     from hypermlp.bench.registry import BENCHMARKS, read_fields
     from hypermlp.checks import choose_from
@@ -88,8 +93,11 @@ def gpu_check() -> None:
 
 @gpu.command("bench")
 @shows_tables
-def gpu_bench(changes: Changes = None, out: Folder = Path("results/bench")) -> None:
-    """Check, then time layers, GPT-2 small and decoding beside SDPA. Fields: rounds=20, against=the authors' hyperglu.py."""
+def gpu_bench(changes: Fields = None, out: Folder = Path("results/bench")) -> None:
+    """Check the kernels, then time layers, GPT-2 small and decoding beside SDPA.
+
+    Fields: rounds=20; against=PATH, the authors' hyperglu.py.
+    """
     from hypermlp.bench.registry import ON_GPU, read_fields
     from hypermlp.cli import measure
 
@@ -101,7 +109,7 @@ def gpu_bench(changes: Changes = None, out: Folder = Path("results/bench")) -> N
 
 @gpu.command("tune")
 def gpu_tune() -> None:
-    """Try tile sizes of the kernels and keep the fastest for this architecture in the cache folder. Minutes."""
+    """Try tile sizes of the kernels and keep the fastest for this architecture in the cache folder. It takes minutes."""
     from hypermlp.bench import gpu
     from hypermlp.files import write_json
     from hypermlp.ops.triton.device import gpu_limits

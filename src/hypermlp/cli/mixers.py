@@ -19,18 +19,20 @@ def mixers(
         str | None,
         typer.Argument(
             help="A label of Table 1 (G-cg-q-12o), explained letter by letter; a hybrid (gated_deltanet*3+hyperglu), layer by "
-            "layer; or 340m-15b, 1.3b-100b: models of Table 2.",
+            "layer; or a size of Table 2's models, 340m-15b or 1.3b-100b.",
             autocompletion=complete(mixer_names),
         ),
     ] = None,
     budget: Annotated[
         bool,
-        typer.Option("--budget", help="Where the parameters of all are, and at which sizes they equal softmax attention's."),
+        typer.Option(
+            "--budget", help="Show where each mixer's parameters are, and at which size it has as many as softmax attention."
+        ),
     ] = False,
     width: Annotated[int, typer.Option(min=16, help="Width of the layer.")] = 768,
     length: Annotated[int, typer.Option(min=1, help="Longest context.")] = 1024,
 ) -> None:
-    """Every mixer by its name: where it comes from, its parameters, the bytes that decoding keeps; or one label explained."""
+    """List every mixer: where it comes from, its parameters, the bytes that decoding keeps. With a label, explain it."""
     from hypermlp.mixers.hybrid import is_hybrid
     from hypermlp.paper.published import SIZES
     from hypermlp.report.budget import show_budget, show_explanation, show_hybrid, show_mixers, show_models
@@ -51,7 +53,7 @@ def mixers(
 @app.command()
 @shows_tables
 def info() -> None:
-    """Versions, device, which implementation would be chosen, and which way calls take through a layer; with reasons."""
+    """Show versions, the device, which implementation a layer uses here, and why."""
     import torch
 
     from hypermlp.mixers import HyperGLU

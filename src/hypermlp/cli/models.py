@@ -22,30 +22,31 @@ def train(
     name: Annotated[
         str,
         typer.Argument(
-            help="tiny (for two cores), nanogpt-owt2, 340m-15b, 1.3b-100b; or my.toml, my.yaml.",
+            help="tiny (for two cores), nanogpt-owt2, 340m-15b, 1.3b-100b; or a file: my.toml, my.yaml.",
             autocompletion=complete(config_names),
         ),
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FIELD=VALUE]...",
-            help="Fields to change: model.mixer=softmax train.steps=100; a mixer of your own is FILE.py:CLASS.",
+            metavar="FIELD=VALUE",
+            help="Fields to change, such as model.mixer=softmax train.steps=100. A mixer of your own is FILE.py:CLASS.",
             show_default=False,
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print the plan: parameters, tokens, operations, memory, time.")
+        bool, typer.Option("--dry-run", help="Print the plan and stop: parameters, tokens, operations, memory, time.")
     ] = False,
-    processes: Annotated[int, typer.Option(min=1, help="For --dry-run: how many there would be.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out from its newest checkpoint.")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="For --dry-run: the number of processes to plan for.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its newest checkpoint.")] = False,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Only print the configuration as TOML, to keep in a file and change.")
+        bool, typer.Option("--print-config", help="Print the configuration as TOML and stop; keep it in a file and change it.")
     ] = False,
     logger: Annotated[
         list[str] | None,
         typer.Option(
-            help="tensorboard (the default, where it is installed), wandb; may be repeated.",
+            metavar="NAME",
+            help="tensorboard (the default, if it is installed) or wandb. May be repeated.",
             autocompletion=closed("tensorboard", "wandb"),
         ),
     ] = None,
@@ -56,7 +57,8 @@ def train(
     lag_extension: Annotated[
         str | None,
         typer.Option(
-            help="For a longer model.length: what new lags of HyperGLU get: hold, decay, zero (a window), fresh.",
+            metavar="KIND",
+            help="How to initialise new lags of HyperGLU when model.length grows: hold, decay, zero (a window) or fresh.",
             autocompletion=closed("hold", "decay", "zero", "fresh"),
         ),
     ] = None,
@@ -97,20 +99,21 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
     model: Model = None,
     count: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 300,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest.")] = None,
-    top_p: Annotated[float, typer.Option(help="Sample from the likeliest that make up this share.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0, help="Higher varies more; 0 always takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from this many of the likeliest tokens.")] = None,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that make up this share.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     weights: Annotated[
         str,
         typer.Option(
-            help="saved; bfloat16; or int8 (linear layers, the rest in bfloat16): fewer bytes for each token.",
+            metavar="KIND",
+            help="saved, bfloat16, or int8 (linear layers; the rest in bfloat16). Smaller kinds read fewer bytes for a token.",
             autocompletion=closed("saved", "bfloat16", "int8"),
         ),
     ] = "saved",
     own: OwnMixers = None,
 ) -> None:
-    """Let a trained model write, token by token."""
+    """Continue a text with a trained model, token by token."""
     from hypermlp.cli.train import write
     from hypermlp.mixers.own import adopt
 
@@ -130,24 +133,29 @@ def evaluate(
             **FOLDER,
         ),
     ] = None,
-    corpus: Annotated[str, typer.Option(help="Text for the perplexity: stdlib, a path, a prepared corpus.")] = "stdlib",
+    corpus: Annotated[str, typer.Option(help="Text to measure on: stdlib, a path or a prepared corpus.")] = "stdlib",
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Benchmarks instead: open-llm, general (Table 2), any of lm-evaluation-harness, or your own (my/task.yaml)."
+            help="Benchmarks instead of a text: open-llm, general (Table 2), any of "
+            "lm-evaluation-harness, or your own (my/task.yaml)."
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task, for a trial.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only this many examples of each task, for a trial.")] = None,
     size: Annotated[
         str | None,
-        typer.Option(help="Put the paper's models of this size (340M, 1.3B) beside.", autocompletion=closed("340M", "1.3B")),
+        typer.Option(
+            metavar="SIZE",
+            help="Compare with the paper's models of this size: 340M or 1.3B.",
+            autocompletion=closed("340M", "1.3B"),
+        ),
     ] = None,
     own: OwnMixers = None,
     out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/eval"),
 ) -> None:
-    """Perplexity on a text, or the paper's benchmarks; with several models or --size, ranks and first places as in Table 2.
+    """Measure a model: its loss on a text, or the paper's benchmarks. Several models are ranked as in Table 2.
 
-    A model of a task, as the demo leaves them, gets its share of right answers.
+    For a model of a task, such as the demo leaves, it prints the share of right answers.
     """
     from hypermlp.cli.evaluate import model_names, run_benchmarks, run_perplexity, run_task
     from hypermlp.evals.harness import scores
@@ -178,7 +186,7 @@ def export(
     own: OwnMixers = None,
     force: Force = False,
 ) -> None:
-    """Save a model, or the newest checkpoint of a run, so that this package and Hugging Face's Auto classes load it."""
+    """Save a model, or the newest checkpoint of a run, so that this package and Hugging Face's Auto classes can load it."""
     from hypermlp.mixers.own import adopt
     from hypermlp.models.saved import refuse_foreign_folder
     from hypermlp.runs.generate import export_model
@@ -188,7 +196,7 @@ def export(
     say(open_console(), f"{export_model(run, out)} → {out}")
 
 
-data = commands("data", "Text to train language models on.")
+data = commands("data", "Prepare text to train language models on.")
 
 
 @data.command("prepare")
@@ -196,15 +204,15 @@ def data_prepare(
     source: Annotated[
         str,
         typer.Argument(
-            help="stdlib, packages (pinned ones, 200 MB), a file or folder of txt, jsonl, jsonl.zst, parquet, debian:NAME, or "
-            "hub:owner/name."
+            help="stdlib; packages (pinned ones, 200 MB); a file or folder of txt, jsonl, jsonl.zst or parquet; "
+            "debian:NAME; or hub:owner/name."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the shards; started again with it, finished shards are kept.")],
-    tokenizer: Annotated[str, typer.Option(help="bytes, bpe:4096 (trained on the text), or a tokenizer.json.")] = "bytes",
+    out: Annotated[Path, typer.Option(help="Folder for the shards. A command that was stopped goes on there.")],
+    tokenizer: Annotated[str, typer.Option(help="bytes, bpe:4096 (trained on the text) or a tokenizer.json.")] = "bytes",
     end: Annotated[str | None, typer.Option(help="The token of a tokenizer.json that ends a document.")] = None,
     field: Annotated[str, typer.Option(help="Field of jsonl and parquet that holds the text.")] = "text",
-    validation: Annotated[float, typer.Option(help="Share that is held out.")] = 0.05,
+    validation: Annotated[float, typer.Option(help="Share of the text that is held out.")] = 0.05,
     workers: Workers = None,
 ) -> None:
     """Tokenise a corpus into memory-mapped shards with checksums."""

@@ -58,62 +58,75 @@ StudyName = Annotated[
 Changes = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[FIELD=VALUE]...", help="Numbers to change, such as steps=200 width=64 lr=1e-3,3e-3.", show_default=False
+        metavar="FIELD=VALUE", help="Fields to change, such as steps=200 width=64 lr=1e-3,3e-3.", show_default=False
     ),
 ]
 MixersOption = Annotated[
     str | None,
     typer.Option(
         "--mixers",
-        help="Who takes part: names, labels, groups (core, labels, rivals, variants, all), FILE.py:CLASS, hybrids such as "
-        "gated_deltanet*3+hyperglu, comma-separated. Default: HyperGLU and softmax attention; of table1, core.",
+        metavar="MIXERS",
+        help="Mixers to train, comma-separated: names, labels, groups (core, labels, rivals, variants, all), hybrids such as "
+        "gated_deltanet*3+hyperglu, or your own FILE.py:CLASS. Default: HyperGLU and softmax attention; for table1, core.",
         autocompletion=complete(mixer_names),
     ),
 ]
 TasksOption = Annotated[
     str | None,
-    typer.Option("--tasks", help="Only these, comma-separated; of table1: mad, language.", autocompletion=complete(task_names)),
+    typer.Option(
+        "--tasks",
+        metavar="TASKS",
+        help="Only these tasks, comma-separated; for table1: mad, language.",
+        autocompletion=complete(task_names),
+    ),
 ]
 ScaleOption = Annotated[
     str | None,
     typer.Option(
         "--scale",
-        help="quick (too short to rank mixers), laptop (the default), published; of mad also baseline; of table1 paper.",
+        metavar="SCALE",
+        help="quick (too short to rank mixers), laptop (the default) or published; mad also has baseline, table1 has paper.",
         autocompletion=closed("quick", "laptop", "baseline", "published", "paper"),
     ),
 ]
 SeedsOption = Annotated[
-    int | None, typer.Option("--seeds", min=1, help="Runs of each, with other weights and data. Default: 1; of table1 2.")
+    int | None,
+    typer.Option("--seeds", min=1, help="Runs of each mixer, with different weights and data. Default: 1; for table1, 2."),
 ]
 SearchOption = Annotated[
     bool | None,
     typer.Option(
         "--search/--no-search",
-        help="First choose each mixer's learning rate on validation data. Default: for tasks that list several rates.",
+        help="Choose each mixer's learning rate on validation data first. Default: for tasks that list several rates.",
     ),
 ]
 Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, help="How many work at once. Default: one per core, or per GPU.")
+    int | None,
+    typer.Option("--workers", min=1, help="Processes that work at the same time. Default: one per core, or per GPU."),
 ]
 DeviceOption = Annotated[
     str,
     typer.Option(
-        "--device", help="cpu, cuda, or auto: GPUs where there are any.", autocompletion=closed("auto", "cpu", "cuda")
+        "--device",
+        metavar="DEVICE",
+        help="cpu, cuda, or auto: GPUs if there are any.",
+        autocompletion=closed("auto", "cpu", "cuda"),
     ),
 ]
 ExecutorOption = Annotated[
     str,
     typer.Option(
         "--executor",
-        help="local (this machine), or ray: a running Ray cluster, else one started here.",
+        metavar="NAME",
+        help="local (this machine), or ray: a running Ray cluster, or else one that it starts here.",
         autocompletion=closed("local", "ray"),
     ),
 ]
-Retry = Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")]
+Retry = Annotated[bool, typer.Option("--retry-failed", help="Repeat runs that failed.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file or folder that hypermlp did not write.")]
 OwnMixers = Annotated[
     list[str] | None,
-    typer.Option("--own", help="A mixer of your own that the model is made of, FILE.py:CLASS; the file is executed."),
+    typer.Option("--own", metavar="FILE.py:CLASS", help="A mixer of your own that the model uses. The file is executed."),
 ]
 
 
@@ -125,7 +138,7 @@ def model_folder(text: str) -> Path:
 
 
 FOLDER: dict[str, Any] = {"parser": model_folder, "metavar": "FOLDER"}
-COMES = f"{LANGUAGE} or {COPYING}, which are there at once"
+COMES = f"{LANGUAGE} or {COPYING}, which come with the package"
 Model = Annotated[
     Path | None,
     typer.Option(

@@ -31,27 +31,29 @@ EXAMPLES = 2  # that are shown of each evaluation set
 @app.command()
 @shows_tables
 def demo(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer steps, to see it work in a minute; too short to rank mixers.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Take a minute: fewer steps, too few to rank mixers.")] = False,
     seeds: SeedsOption = None,
     workers: Workers = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs. Default: runs/demo, or runs/demo-quick.")] = None,
 ) -> None:
     """Start here: the paper's claims in minutes. Train six small models on two tasks, and see which claims hold.
 
-    The same as hypermlp study run demo, which has more options. The command started again in its folder resumes.
+    If you stop it, the same command resumes. hypermlp study run demo does the same and has more options.
     """
     run_named("demo", out, workers, scale="quick" if quick else None, seeds=seeds)
 
 
-study = commands("study", "Train mixers at equal parameters on tasks, and judge them. Start with: hypermlp study list")
+study = commands(
+    "study",
+    "Train models that differ in their mixer (HyperGLU, attention, …) on tasks, and judge them. "
+    "Start with: hypermlp study list",
+)
 
 
 @study.command("list")
 @shows_tables
 def study_list() -> None:
-    """Every study by its name: what it asks, and at which scales it runs."""
+    """List every study: what it asks, and at which scales it runs."""
     from hypermlp.report.tasks import show_studies
 
     show_studies(open_console())
@@ -59,7 +61,7 @@ def study_list() -> None:
 
 @study.command("show")
 def study_show(name: StudyName) -> None:
-    """Examples of a task, coloured by what the tokens are, with the answers that are scored."""
+    """Show examples of a task, coloured by what the tokens are, with the answers that are scored."""
     from hypermlp.report.examples import show
     from hypermlp.report.tasks import show_plan
     from hypermlp.studies.catalogue import NAMED, SUFFIX, plan_study
@@ -89,16 +91,17 @@ def study_run(
     executor: ExecutorOption = "local",
     retry_failed: Retry = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the runs. Default: one in runs/ by the name. A stopped study resumes there.")
+        Path | None, typer.Option(help="Folder for the runs. Default: runs/NAME. A stopped study resumes there.")
     ] = None,
 ) -> None:
-    """Run a study on all cores or GPUs, score it, judge it, and write its page. Stop and start it as you like.
+    """Run a study on all cores or GPUs, judge it, and write its page. You may stop it and start it again at any time.
 
-    NAME is the demo, table1, scaling, mad, a task, a family of tasks, several comma-separated, a task of your own
-    (FILE.py:CLASS), or a protocol: a study registered before it runs (FILE.toml).
-    Fields: steps, batch, width, depth, lr=1e-3,3e-3, init=paper or decays; of mad also epochs, examples, protocol=faithful; of
-    table1 corpus; of scaling widths=32,64,96, ratios=20 (tokens per parameter), corpus; and those of a task's setting, such as
-    source=my.csv.
+    NAME is demo, table1, scaling, mad, a task or a family of tasks; several tasks are comma-separated. It may also be a task of
+    your own (FILE.py:CLASS), or a protocol, which is a study registered before it runs (FILE.toml).
+
+    All studies take the fields steps, batch, width, depth, lr=1e-3,3e-3 and init=paper or decays. mad also takes epochs,
+    examples and protocol=faithful; table1 takes corpus; scaling takes corpus, widths=32,64,96 and ratios=20 (tokens per
+    parameter); a task takes those of its setting, such as source=my.csv.
     """
     choice = {"scale": scale, "mixers": mixers, "tasks": tasks, "seeds": seeds, "search": search, "changes": changes or ()}
     run_named(name, out, workers, device, executor, retry_failed, **choice)
@@ -115,7 +118,7 @@ def study_cost(
     seeds: SeedsOption = None,
     search: SearchOption = None,
 ) -> None:
-    """How long a study will take on this machine: every model is trained for a few steps. Options are those of run."""
+    """Estimate how long a study takes on this machine, by training every model for a few steps."""
     from hypermlp.allocator import keep_freed_memory
     from hypermlp.report.cost import show_costs
     from hypermlp.studies.catalogue import StudyOptions, plan_study
@@ -135,7 +138,7 @@ def study_new(
     file: Annotated[Path, typer.Argument(help="The file to write, such as mine.toml.")],
     force: Force = False,
 ) -> None:
-    """Write a protocol to begin with: who takes part, how all train, what is compared and by which rule."""
+    """Write a protocol for you to change: which mixers take part, how they train, what is compared and by which rule."""
     from hypermlp.files import write_own
     from hypermlp.studies.catalogue import SUFFIX, new_protocol
 
@@ -149,9 +152,9 @@ def study_new(
 @study.command("check")
 @shows_tables
 def study_check(
-    name: Annotated[str, typer.Argument(help="FILE.toml, or a name that `study run` takes.")],
+    name: Annotated[str, typer.Argument(help="FILE.toml, or a name that hypermlp study run takes.")],
 ) -> None:
-    """Read a protocol as run does, and say what it would run. A mistake is told with its file and section."""
+    """Check a protocol and say what it would run, without running it. An error names its file and section."""
     from hypermlp.report.tasks import show_plan
     from hypermlp.studies.catalogue import plan_study
     from hypermlp.verdicts.registration import commit_of
@@ -175,7 +178,7 @@ def study_report(
     out: Annotated[Path | None, typer.Option(help="The page to write. Default: report.html in the folder.")] = None,
     force: Force = False,
 ) -> None:
-    """One page from finished runs: tables beside the paper's, curves, claims with verdicts, budgets, provenance."""
+    """Make one page from finished runs: tables beside the paper's, curves, claims with verdicts, budgets, provenance."""
     from hypermlp.cli.watch import leave_scaling, show_verdicts
     from hypermlp.files import refuse_foreign
     from hypermlp.report.page import write_report

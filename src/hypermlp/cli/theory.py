@@ -18,28 +18,31 @@ def theory(
     only: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STATEMENT]...",
-            help="Only these: a statement (2.3), an appendix (C), examples (example); or several, comma-separated.",
+            metavar="STATEMENT",
+            help="Check only these: a statement (2.3), an appendix (C) or the examples (example); several are comma-separated.",
             show_default=False,
         ),
     ] = None,
     show: Annotated[
-        bool, typer.Option("--list", help="Only list the statements, or with --faults the faults, as a Markdown table.")
+        bool,
+        typer.Option(
+            "--list", help="Print a list as a Markdown table and stop: of the statements, or with --faults of the faults."
+        ),
     ] = False,
     faults: Annotated[
-        bool, typer.Option("--faults", help="Also seed faults in the operator, and tell which statements notice them.")
+        bool, typer.Option("--faults", help="Also plant faults in the operator, and say which statements notice them.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Also write a page there: a map, every sentence, the pictures. Such as theory.html.")
+        Path | None, typer.Option(help="Also write a page (theory.html): a map, every sentence, the pictures.")
     ] = None,
     force: Force = False,
 ) -> None:
     """Check the paper's statements on random instances, and again with their assumptions broken.
 
-    All that the paper numbers is listed: definitions, assumptions, what other checks cover and what only a proof decides are
-    marked as such, and all else is checked. The table has the largest error over all instances, for inequalities how close they
-    came to equality, and the smallest error under the control, where the check must fail. With one statement, or a few, the
-    sentences are printed too.
+    The table lists everything that the paper numbers. Definitions, assumptions, statements that other checks cover and
+    statements that only a proof can decide are marked; all others are checked. Its columns are the largest error over all
+    instances, how close inequalities came to equality, and the smallest error of the control, where the check must fail.
+    If you name one statement or a few, their sentences are printed too.
     """
     from hypermlp.report.theory import faults_markdown, markdown, show_theory
     from hypermlp.theory import select

@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from hypermlp.files import Record
+from hypermlp.models.budget import TOLERANCE
 from hypermlp.ops import dispatch
 from hypermlp.report.page import write_report
 from hypermlp.report.progress import Scores, Screen, accuracies, describe, losses
@@ -119,7 +120,7 @@ def enter_protocol(console: Console, plan: StudyPlan, folder: Path) -> dict[str,
 
 def begin_quick(console: Console, plan: StudyPlan) -> None:
     if plan.quick:
-        say(console, "The quick scale shows that all works. It is too short to rank mixers.")
+        say(console, "The quick scale shows that everything works. It is too short to rank mixers.")
 
 
 def end_quick(console: Console, plan: StudyPlan) -> None:
@@ -127,17 +128,35 @@ def end_quick(console: Console, plan: StudyPlan) -> None:
     if not plan.quick:
         return
     instead = "hypermlp demo" if plan.name == "demo" else f"hypermlp study run {plan.name} --scale laptop"
-    say(console, f"These scores do not rank the mixers: they were trained too shortly. For that: {instead} --seeds 4")
+    say(console, f"These scores do not rank the mixers: they were trained for too few steps. To rank them: {instead} --seeds 4")
 
 
 def show_budgets(console: Console, records: Sequence[Record]) -> None:
-    """Name the mixers that do not have as many parameters as the others."""
+    """Name the mixers that miss their budget of parameters, and say whether whole models have equal sizes all the same."""
     notes: dict[str, dict[str, None]] = {}
     for record in records:
         if note := record.get("budget"):
             notes.setdefault(note, {})[record["mixer"]] = None
     for note, mixers in notes.items():
-        say(console, f"Not at the common number of parameters: {', '.join(mixers)}: {note}", "yellow")
+        say(console, f"Not at the mixer's budget of parameters: {', '.join(mixers)}: {note}.", "yellow")
+    if notes:
+        smaller = [f"{mixer} {share:.2f}" for mixer, share in model_shares(records).items() if share < 1 - TOLERANCE]
+        equal = "Whole models have equal sizes all the same: wider feed-forward layers make up for it."
+        differ = f"So whole models differ in size, as parts of the largest: {', '.join(smaller)}; the others are equal."
+        say(console, differ if smaller else equal, "yellow")
+
+
+def model_shares(records: Sequence[Record]) -> dict[str, float]:
+    """Parameters of each mixer's models beside the largest model of the same setting: the smallest share."""
+    sizes: dict[Any, dict[str, int]] = {}
+    for record in records:
+        if record.get("parameters") is not None:
+            sizes.setdefault(record.get("setting"), {})[record["mixer"]] = record["parameters"]
+    shares: dict[str, float] = {}
+    for own in sizes.values():
+        for mixer, size in own.items():
+            shares[mixer] = min(shares.get(mixer, 1.0), size / max(own.values()))
+    return shares
 
 
 def show_verdicts(console: Console, studies: Sequence[Judged]) -> None:

@@ -215,7 +215,7 @@ def unknown(name: str) -> str:
     """The message about an unknown name: the nearest one, by name or title, and all others."""
     if ":" in name:
         return (
-            f"unknown mixer {name!r}: it is somebody's own code, which runs only where it is named: add --own {name} to the "
+            f"unknown mixer {name!r}: it is code of its own, which runs only if you name it: add --own {name} to the "
             f"command; in Python call hypermlp.mixers.own.adopt([{name!r}]) first"
         )
     spellings = {plain(text): key for key, entry in reversed(MIXERS.items()) for text in (entry.title, key)}

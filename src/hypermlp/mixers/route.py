@@ -146,4 +146,4 @@ def fastest(facts: LayerFacts, tokens: Tokens, cache: Cache | None, impl: str) -
     plain = impl == "native" and batched and cache is None and native.is_addressable(x)
     if plain and x.shape[0] * x.shape[1] <= native.MOST_TOKENS and facts.whole is not None:
         return Route("whole", impl, f"plain sequences of up to {native.MOST_TOKENS} tokens at a small width")
-    return Route("fused", impl, "the usual layer, and nobody watches its modules")
+    return Route("fused", impl, "the usual layer, with no hooks on its modules")

@@ -74,7 +74,7 @@ def match(name: str, width: int, block_size: int, target: int | None = None, *, 
         return published if published.reached else replace(published, note=obstacle)
     sizes = range(step * math.ceil(SMALLEST * width / step), LARGEST * width, step)
     if (least := count(sizes[0])) > (1 + TOLERANCE) * target:
-        return replace(published, note=f"even the smallest {kind} ({sizes[0]}) has {least / target:.2f} of the budget")
+        return replace(published, note=f"even the smallest {kind} ({sizes[0]}) has {least / target:.2f} times the budget")
     above = bisect_left(sizes, target, key=count)  # count grows with the size
     size = min(sizes[max(0, above - 1) : above + 1], key=lambda size: abs(count(size) - target))
     found = replace(published, size=size, parameters=count(size))

@@ -270,7 +270,7 @@ class RowsMixer(nn.Module):
         mixer = cast("Mixer", self)
         x = mixer.prepare(x).x
         if x.shape[1] % 2:
-            raise ValueError(f"{x.shape[1]} rows are no two pieces; give own_rows(x, mesh) of whole sequences")
+            raise ValueError(f"{x.shape[1]} rows are not two pieces; give own_rows(x, mesh) of whole sequences")
         return mixer.mix_rows(x, self.rows)
 
     def new_cache(self, *arguments: Any, **options: Any) -> None:

@@ -39,8 +39,8 @@ class Opening:
 
 
 TOO_SHORT = (
-    "A quick run: it shows that everything works. Its models were trained too shortly to rank them, so nothing is judged "
-    "here; the same study without the quick scale, with several seeds, ranks them."
+    "A quick run: it shows that everything works. Its models were trained for too few steps to rank them, so nothing is "
+    "judged here. To rank them, run the same study without the quick scale and with several seeds."
 )
 
 
@@ -139,7 +139,7 @@ def inside(words: str) -> str:
 def origin(study: Results) -> str:
     """Commits, and what was fixed before."""
     commits = list(dict.fromkeys(str(start.get("commit") or "an unknown commit") for start in study.starts))
-    told = f"Run at {', '.join(commits)}." if commits else "Nobody wrote down which code ran."
+    told = f"Run at {', '.join(commits)}." if commits else "It was not recorded which code ran."
     if any(commit.endswith("+") for commit in commits):
         told += " A + marks changes that were not committed."
     version = study.registered

@@ -373,7 +373,7 @@ def runs(study: ScalingResults) -> Markup:
         "command": str(last.get("command") or "unknown"),
     }
     if uncounted:
-        found["not counted"] = f"operations between tokens of {', '.join(uncounted)}, of which nobody has a formula"
+        found["not counted"] = f"operations between tokens of {', '.join(uncounted)}, for which there is no formula"
     return facts(found)
 
 

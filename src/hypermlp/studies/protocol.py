@@ -117,7 +117,7 @@ class Protocol:
 def check_fair(search: Search | None) -> None:
     """Refuse a search that some mixers would get more out of than others."""
     if search is None:
-        raise ValueError("fair = true needs a search: learning rates that are given were found by nobody knows how many runs")
+        raise ValueError("fair = true needs a search: it is unknown how many runs found learning rates that are given")
     if search.unequal:
         cures = {
             "ranks": "ranks = [] (only some mixers have ranks to choose; name them as rows of their own, such as hyperglu@8)",

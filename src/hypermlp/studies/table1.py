@@ -36,8 +36,8 @@ def table1_studies(
     paper = scale == "paper"
     if paper and "language" in parts and corpus is None:
         raise ValueError(
-            "the language half at the paper's scale needs corpus=FOLDER: OpenWebText2, made ready with hypermlp data prepare; "
-            "--tasks mad does without"
+            "the language half at the paper's scale needs corpus=FOLDER: OpenWebText2, prepared with hypermlp data prepare; "
+            "--tasks mad needs none"
         )
     gpu = find_device(device) == "cuda"
     if paper and not gpu and device != "cpu":

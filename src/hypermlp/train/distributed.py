@@ -105,7 +105,7 @@ def mesh_sizes(mesh: str, processes: int) -> dict[str, int]:
         found["dp"], given = processes // given, processes
     if given != processes:
         raise ValueError(
-            f"train.mesh ({mesh!r}) is of {given} processes, and there are {processes}: start it as "
+            f"train.mesh ({mesh!r}) needs {given} processes, and there are {processes}: start it as "
             f"torchrun --nproc-per-node {given} -m hypermlp train …, or give another mesh"
         )
     return {name: found.get(name, 1) for name in DIMENSIONS}

@@ -239,7 +239,7 @@ class HyperModel(HyperPreTrainedModel):
 
     def _embedded(self, tokens: Tensor | None, embedded: Tensor | None) -> Tensor:
         if (tokens is None) == (embedded is None):
-            raise ValueError("give either input_ids or inputs_embeds, not both and not neither")
+            raise ValueError("give input_ids or inputs_embeds, one of the two")
         if embedded is not None:
             return embedded
         assert tokens is not None

@@ -110,7 +110,7 @@ def call(name: str, arguments: ctypes.Structure) -> None:
     else:
         status = entry_point(name)(ctypes.byref(arguments))
     if status == 3:
-        raise IndexError(f"{name}: a token is none of the vocabulary's")
+        raise IndexError(f"{name}: a token is outside the vocabulary")
     if status == 1:
         raise MemoryError(f"{name}: out of memory; a smaller batch or fewer threads need less")
     if status != 0:

@@ -152,7 +152,7 @@ class ModelCall:
             layer.mix.spans = pointer(spans, (batch, 5), torch.int64)
 
     def run(self, tokens: Tensor) -> Tensor:
-        """Logits (B 1 V) of tokens (B 1) in float32; IndexError where one is none of the vocabulary's."""
+        """Logits (B 1 V) of tokens (B 1) in float32; IndexError where one is outside the vocabulary."""
         a = self.arguments
         logits = torch.empty(a.B, 1, a.V, dtype=torch.float32, device="cpu")
         a.tokens, a.logits = pointer(tokens, (a.B, 1), torch.int64), pointer(logits, (a.B, 1, a.V))
