@@ -320,7 +320,7 @@ def test_a_registered_study_shows_its_protocol(folder: Path, tmp_path: Path, mon
     shutil.copytree(folder, tmp_path / "scaling")
     file = tmp_path / "mine.toml"
     file.write_text(find_protocol("scaling").read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(registration, "commit_of", lambda path: ("c" * 40, "2000-01-01T00:00:00+00:00"))
+    monkeypatch.setattr(registration, "commit_of", lambda path, text: ("c" * 40, "2000-01-01T00:00:00+00:00"))
     enter(tmp_path, file, load_protocol(file))
     assert leave_scaling(new_console(file=io.StringIO()), tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

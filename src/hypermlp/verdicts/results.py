@@ -54,7 +54,7 @@ class Results:
     searches: dict[Place, Outcome] = dataclasses.field(default_factory=dict)
     tuned: frozenset[Place] = frozenset()  # what searches chose for each mixer, among its scales and variants
     versions: tuple[Version, ...] = ()  # of the protocol that it was registered by
-    unregistered: tuple[str, ...] = ()  # why its runs do not count as registered beforehand
+    objections: tuple[str, ...] = ()  # what a reader must know before the verdicts (registration.py)
 
     @cached_property
     def registered(self) -> Version | None:
