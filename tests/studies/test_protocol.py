@@ -421,9 +421,9 @@ def test_a_study_of_results_goes_on_with_its_protocol(half: Path, tmp_path: Path
     with Folder(tmp_path) as folder:
         folder.begin({**study.numbers(), "models": old["models"]}, grows=GROWS, **study.absent)
     assert read_json(tmp_path / "plan.json")["plan"] == old
+    changed = {**replace(study, precision="bfloat16").numbers(), "models": old["models"]}
     with Folder(tmp_path) as folder, pytest.raises(ValueError, match="precision was 'float32', not 'bfloat16'"):
-        changed = replace(study, precision="bfloat16")
-        folder.begin({**changed.numbers(), "models": old["models"]}, grows=GROWS, **study.absent)
+        folder.begin(changed, grows=GROWS, **study.absent)
 
 
 def test_a_file_that_git_does_not_look_at_is_not_committed_as_it_is(tmp_path: Path) -> None:
@@ -458,9 +458,9 @@ def test_settings_that_a_later_version_adds_to_a_task_do_not_count(tmp_path: Pat
     study = Registered(tmp_path)
     run(PROTOCOL, study.out, study.path)
     (before,) = read_studies(study.out)
-    lines = study.out / "mad" / "runs.jsonl"
+    lines, score = study.out / "mad" / "runs.jsonl", {"accuracy": 0.9, "loss": 1.0, "validation_loss": 0.1}
     more = [
-        {**record, MARK: "another", "setting": record["setting"] + ",k=1", "key": record["key"] + "k", "metrics": {"accuracy": 0.9}}
+        {**record, MARK: "another", "setting": f"{record['setting']},k=1", "key": f"{record['key']}k", "metrics": score}
         for record in map(json.loads, lines.read_text().splitlines())
         if record["phase"] == "final"
     ]

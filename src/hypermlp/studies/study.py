@@ -43,7 +43,6 @@ from hypermlp.studies.search import (
 from hypermlp.studies.worker import Job, Work
 from hypermlp.train.optimisation import Precision
 
-
 # Tables of a plan that may get more entries, by task, mixer or file, and how deep below them. A new entry in the changes of a
 # task would be another task of the same name.
 GROWS = {"steps": 1, "changes": 1, "given": 2, "models": 2, "own": 1, "sources": 1}
@@ -152,7 +151,10 @@ class Study(ABC):
     @property
     def absent(self) -> dict[str, Any]:
         """What a plan means that does not say it."""
-        return {"own": {}, **{field.name: field.default for field in dataclasses.fields(self) if field.name in self.added_later}}
+        return {
+            "own": {},
+            **{field.name: field.default for field in dataclasses.fields(self) if field.name in self.added_later},
+        }
 
     def run(
         self,

@@ -209,7 +209,7 @@ def planned(study: Results) -> Callable[[str, Record], bool] | None:
 
     def is_planned(kind: str, record: Record) -> bool:
         known = record.get(MARK) == protocol.digest or record.get("setting", "") in settings.get(kind, {})
-        return known and record["seed"] < protocol.seeds
+        return known and bool(record["seed"] < protocol.seeds)
 
     return is_planned
 

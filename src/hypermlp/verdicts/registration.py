@@ -171,10 +171,10 @@ def other_judge(folder: Path) -> str | None:
     version = registered_version(versions) or next(iter(versions), None)
     if version is None or version.judging in (None, judging_code()):
         return None
-    starts = [start for path in sorted(folder.glob("*/plan.json")) for start in read_json(path)["starts"]]
-    first = min((s for s in starts if moment(s["date"]) >= moment(version.date)), key=lambda s: moment(s["date"]), default={})
-    where = f", which commit {first['commit']} has" if first.get("commit") else ""
-    return f"{version.judging}{where}"
+    starts = [start for path in folder.glob("*/plan.json") for start in read_json(path)["starts"]]
+    starts.sort(key=lambda start: moment(start["date"]))
+    commits = [start["commit"] for start in starts if moment(start["date"]) >= moment(version.date) and start.get("commit")]
+    return f"{version.judging}{f', which commit {commits[0]} has' if commits else ''}"
 
 
 def objections(folder: Path, marks: Iterable[str | None]) -> tuple[str, ...]:

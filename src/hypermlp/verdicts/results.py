@@ -24,7 +24,7 @@ from hypermlp.studies.protocol import Protocol, Terms, read_protocol
 from hypermlp.studies.scores import common_mean, setting_score, task_scores
 from hypermlp.studies.search import Outcome, Place
 from hypermlp.tasks import TASKS
-from hypermlp.tasks.mad_settings import Setting, chance
+from hypermlp.tasks.mad_settings import MADSetting, chance
 from hypermlp.verdicts.estimates import Estimate, Unpaired, estimate
 from hypermlp.verdicts.registration import Version, registered_version
 
@@ -310,7 +310,7 @@ def read_setting(key: str) -> dict[str, Any]:
 
 
 def chance_of(key: str) -> float:
-    return chance(Setting(**read_setting(key)))
+    return chance(MADSetting(**read_setting(key)))
 
 
 def changes(key: str, other: str) -> list[str]:

@@ -232,10 +232,16 @@ class ScalingResults:
         return sorted(((mixer, score) for mixer, score in scores if score is not None), key=lambda pair: pair[1].mean)
 
 
+class Unfinished(ValueError):
+    """A study has no runs to show."""
+
+
 def is_scaling(folder: Path) -> bool:
     """Whether a folder is that of a scaling study."""
     path = folder / "plan.json"
-    return path.is_file() and read_json(path)["plan"].get("study") == ScalingStudy.kind
+    head = read_json(path) if path.is_file() else {}
+    plan = head.get("plan") if isinstance(head, dict) else None  # other programs have a plan.json, too
+    return isinstance(plan, dict) and plan.get("study") == ScalingStudy.kind
 
 
 def find_scaling(folder: Path) -> list[Path]:
@@ -254,5 +260,5 @@ def read_scaling(folder: Path) -> ScalingResults:
     known = (tuple(read_versions(place)), objections(place, (record.get(MARK) for record in latest.values())))
     found = ScalingResults(head["plan"], head["starts"], list(latest.values()), list(predictions), *known)
     if not found.counted:
-        raise ValueError(f"no run that counts is finished in {folder}: the same command continues the study")
+        raise Unfinished(f"no run that counts is finished in {folder}: the same command continues the study")
     return found
