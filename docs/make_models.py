@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hypermlp.cli.train import run_training
-from hypermlp.data.corpus import Tokens
+from hypermlp.data.corpus import TokenStream
 from hypermlp.evals.perplexity import measure
 from hypermlp.files import delete, file_sha256, write_json
 from hypermlp.models.bundled import ABOUT, BUNDLED
@@ -51,7 +51,7 @@ def make_language(run: Path) -> dict[str, Any]:
 
     model, corpus = load_model(folder).eval(), corpus_for("stdlib", tokenizer)
     held_out = corpus.split("validation")
-    piece = Tokens([held_out.read(0, PIECE)], [])
+    piece = TokenStream([held_out.read(0, PIECE)], [])
     found = {"loss": measure(model, held_out, tokenizer).loss, "loss_of_piece": measure(model, piece, tokenizer).loss}
     last = [record for record in trained.read_metrics() if "validation" in record][-1]
     last = {key: value for key, value in last.items() if key != "validation"}

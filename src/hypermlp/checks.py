@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
 
 
@@ -45,22 +46,32 @@ def naming(place: str) -> Iterator[None]:
 
 
 def same_settings(
-    place: object, old: Mapping[str, Any], new: Mapping[str, Any], *, free: Collection[str] = (), grows: bool = False
+    place: object,
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    *,
+    free: Collection[str] = (),
+    grows: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Raise unless what was begun in `place` with the old settings may go on with the new ones.
 
-    Settings are equal, but for those that are free; where it grows, each side may have some that the other has not. Those in
-    tables are compared one by one, and called by dotted names.
+    Settings are equal, but for those that are free. Those in tables are compared one by one, and called by dotted names.
+
+    grows: table → how deep below it each side may have entries that the other has not.
     """
-    told = [f"{key} was {a!r}, not {b!r}" for key, a, b in differences(old, new, grows=grows) if key not in free]
-    if told:
-        raise ValueError(f"{place} was begun with other settings: {'; '.join(told)}. Give the old values, or another folder")
+    changed = [f"{key} was {a!r}, not {b!r}" for key, a, b in differences(old, new, grows) if key not in free]
+    if changed:
+        raise ValueError(f"{place} was begun with other settings: {'; '.join(changed)}. Give the old values, or another folder")
 
 
-def differences(old: Any, new: Any, name: str = "", *, grows: bool = False) -> Iterator[tuple[str, Any, Any]]:
+def differences(
+    old: Any, new: Any, grows: Mapping[str, int] = MappingProxyType({}), name: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
+        table, _, below = name.partition(".")
+        grown = bool(name) and below.count(".") + bool(below) < grows.get(table, 0)
         for key in [*old, *(key for key in new if key not in old)]:
-            if not grows or (key in old and key in new):
-                yield from differences(old.get(key), new.get(key), f"{name}.{key}", grows=grows)
+            if not grown or (key in old and key in new):
+                yield from differences(old.get(key), new.get(key), grows, f"{name}.{key}" if name else str(key))
     elif old != new:
-        yield name.removeprefix("."), old, new
+        yield name, old, new

@@ -109,7 +109,7 @@ class TakeOver(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowShare:
     """The rows that this process has of every sequence: of 2 n pieces of equal length, piece `rank` and piece 2 n − 1 − `rank`.
 
     A causal row costs the more, the later it is, so an early piece and a late one make all processes work equally long:
@@ -133,7 +133,7 @@ class Rows:
         parts = x.chunk(n, dim=1)
         return torch.cat([parts[i] for i in self.pieces], dim=1)
 
-    def __deepcopy__(self, memo: object) -> Rows:
+    def __deepcopy__(self, memo: object) -> RowShare:
         return self  # a group of processes has no copies
 
     def stacked(self, x: Tensor, before: int = 0) -> Tensor:

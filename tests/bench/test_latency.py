@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import assert_same
-from hypermlp.bench.latency import COLD, RingAttention, Stream, in_turns, summary
+from hypermlp.bench.latency import COLD, RingAttention, TimedStream, in_turns, summary
 from hypermlp.mixers import SoftmaxAttention
 
 
@@ -23,7 +23,7 @@ def test_the_ring_is_softmax_attention_over_its_window() -> None:
 
 def test_percentiles_deadlines_and_trace() -> None:
     seconds = [1e-3 * n for n in range(1, 1001)]
-    found = summary(Stream(0.5, lambda: None, 3, 4), seconds)
+    found = summary(TimedStream(0.5, lambda: None, 3, 4), seconds)
     assert (found["p50"], found["p99"], found["p99.9"], found["worst"]) == pytest.approx((500, 990, 999, 1000))
     assert found["met"] == {"1": 0.001, "5": 0.005, "10": 0.01, "20": 0.02}
     assert sum(number for _, number in found["distribution"]) == 1000
@@ -34,7 +34,7 @@ def test_percentiles_deadlines_and_trace() -> None:
 @pytest.mark.parametrize("turn", [1, 5])
 def test_every_stream_takes_every_step(turn: int) -> None:
     taken: list[int] = []
-    streams = [Stream(0, lambda n=n: taken.append(n), 0, 0) for n in range(2)]
+    streams = [TimedStream(0, lambda n=n: taken.append(n), 0, 0) for n in range(2)]
     times = in_turns(streams, 33, turn, "", lambda text: None)
     assert [len(own) for own in times] == [33, 33]
     if turn == 1:  # nothing is left of the caches that a stream has filled

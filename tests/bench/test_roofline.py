@@ -11,7 +11,7 @@ import torch
 from hypermlp.bench import kernels, predictions, roofline
 from hypermlp.bench.processors import occupancy, schedule
 from hypermlp.bench.roofline import DEVICES, Gpu, KernelCost, L2Cache
-from hypermlp.bench.work import Touch, Work, turns_of, work_of
+from hypermlp.bench.work import LaunchWork, Touch, turns_of, work_of
 from hypermlp.ops.triton import tiles
 from hypermlp.report.gpu import predicted_markdown
 
@@ -104,20 +104,22 @@ def test_bytes_by_hand() -> None:
 def test_the_cost_of_one_launch() -> None:
     """128 × 64 × 32 multiply-adds at 512 a clock, and 0.9 of 100 instructions of 8 warps on 4 schedulers."""
     turn, outside = 128 * 64 * 32 / 512 + 0.9 * 200, 0.9 * 100
-    cost = roofline.cost_of(ROW, Work(np.array([2]), 0, []), ONE, L2Cache(1))
+    cost = roofline.cost_of(ROW, LaunchWork(np.array([2]), 0, []), ONE, L2Cache(1))
     assert cost.grid == pytest.approx((2 * turn + outside) * 1e-9)
     assert cost.bound == "launch"
-    many = roofline.cost_of(ROW, Work(np.full(1000, 100), 0, []), ONE, L2Cache(1))
+    many = roofline.cost_of(ROW, LaunchWork(np.full(1000, 100), 0, []), ONE, L2Cache(1))
     assert many.grid == pytest.approx(1000 * (100 * turn + outside) * 1e-9)
     assert many.bound == "tensor"
-    few = roofline.cost_of(ROW, Work(np.array([100_000]), 0, []), replace(ONE, sms=100, tflops=ONE.tflops * 100), L2Cache(1))
+    few = roofline.cost_of(
+        ROW, LaunchWork(np.array([100_000]), 0, []), replace(ONE, sms=100, tflops=ONE.tflops * 100), L2Cache(1)
+    )
     assert few.grid == pytest.approx((100_000 * turn + outside) * 1e-9)
     assert few.bound == "grid"
 
 
 def test_bytes_bound_a_launch() -> None:
     touched = [Touch((1,), 4e9, True, False)]
-    cost = roofline.cost_of(ROW, Work(np.array([1]), 9e9, touched), replace(ONE, memory=1.0, l2=9.0), L2Cache(1))
+    cost = roofline.cost_of(ROW, LaunchWork(np.array([1]), 9e9, touched), replace(ONE, memory=1.0, l2=9.0), L2Cache(1))
     assert cost.l2 == pytest.approx(1)
     assert cost.memory == pytest.approx(4 / 0.8)
     assert cost.bound == "DRAM"

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from hypermlp.bench import memory, systems, table5
-from hypermlp.bench.record import Record, grouped, read_results, timings
+from hypermlp.bench.record import RoundsFile, grouped, read_results, timings
 from hypermlp.bench.systems import SYSTEMS, choose_systems
 from hypermlp.cli import app
 from hypermlp.errors import RunError
@@ -145,7 +145,7 @@ def test_mistakes_are_refused(tmp_path: Path) -> None:
         SYSTEMS["gla"].build(100, 16)
     assert systems.too_large("naive", 1, 16384, 256) is not None
     assert systems.too_large("sdpa", 1, 16384, 256) is None
-    assert Record(tmp_path / "new.json", {}).rounds(1) == []
+    assert RoundsFile(tmp_path / "new.json", {}).rounds(1) == []
 
 
 def test_the_page_begins_with_what_the_readme_says() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hypermlp.batch import Batch
 from hypermlp.config import IGNORED
-from hypermlp.data.corpus import Corpus, Tokens, read_corpus
+from hypermlp.data.corpus import Corpus, TokenStream, read_corpus
 from hypermlp.data.packing import Batches, best_fit, shuffled
 from hypermlp.data.tokenizers import ByteTokenizer
 
@@ -28,7 +28,7 @@ def corpus_of(lengths: list[int]) -> Corpus:
     ends = np.cumsum(lengths)
     stream = np.arange(1000, 1000 + ends[-1])
     cut = len(stream) // 3
-    tokens = Tokens([stream[:cut], stream[cut:]], [ends[ends <= cut], ends[ends > cut] - cut])
+    tokens = TokenStream([stream[:cut], stream[cut:]], [ends[ends <= cut], ends[ends > cut] - cut])
     return Corpus("test", ByteTokenizer(), {"train": tokens, "validation": tokens})
 
 
@@ -178,7 +178,7 @@ def same(one: Batch, two: Batch) -> None:
 
 def test_the_docstring_s_example() -> None:
     stream = np.array([1, 2, 3, END, 4, 5, 6, 7, END])
-    tokens = Tokens([stream], [np.array([4, 9])])
+    tokens = TokenStream([stream], [np.array([4, 9])])
     corpus = Corpus("example", ByteTokenizer(), {"train": tokens, "validation": tokens})
     options: dict[str, Any] = {"context": 4, "batch": 3, "seed": None}
     ((inputs, targets, _),) = Batches(corpus, "train", **options).passes(0)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from hypermlp.cli.prepare import run_prepare
 from hypermlp.data import shards
-from hypermlp.data.corpus import SPLITS, Corpus, Tokens, open_corpus, read_corpus
+from hypermlp.data.corpus import SPLITS, Corpus, TokenStream, open_corpus, read_corpus
 from hypermlp.data.shards import UNFINISHED, ShardProgress, prepare
 from hypermlp.data.text import Source, find_source
 from hypermlp.data.tokenizers import ByteTokenizer, FileTokenizer, train_bpe
@@ -96,7 +96,7 @@ def test_the_index_says_what_the_corpus_is(source: Source, tmp_path: Path) -> No
 
 
 def test_reading_crosses_pieces() -> None:
-    tokens = Tokens(
+    tokens = TokenStream(
         [np.arange(3), np.arange(0), np.arange(3, 5), np.arange(5, 9)],
         [np.array([2]), np.array([]), np.array([1]), np.array([4])],
     )

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from helpers import perturb
 from hypermlp.cli import app
 from hypermlp.cli.evaluate import model_names, run_benchmarks, run_perplexity
-from hypermlp.data.corpus import Tokens
+from hypermlp.data.corpus import TokenStream
 from hypermlp.data.tokenizers import ByteTokenizer
 from hypermlp.evals import harness
 from hypermlp.evals.harness import SUITES, Standing, scores, summary
@@ -114,7 +114,7 @@ def test_scores_are_those_we_compute(result: dict[str, Any], net: LanguageModel)
         assert found[f"own_choice {metric}"]["score"] == pytest.approx(sum(right) / len(right))
     assert found["own_writing exact_match"]["score"] == 0.5
     pieces = [np.array([*row["question"].encode()]) for row in QUESTIONS]  # the harness counts no ends of documents
-    text = Tokens([np.concatenate(pieces)], [np.cumsum([len(piece) for piece in pieces])])
+    text = TokenStream([np.concatenate(pieces)], [np.cumsum([len(piece) for piece in pieces])])
     expected = measure(net, text, ByteTokenizer(), documents=True).bits_per_byte
     assert found["own_text bits_per_byte"]["score"] == pytest.approx(expected, rel=1e-5)
     assert (found["own_choice acc"]["shots"], found["own_shots acc"]["shots"]) == (0, 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers import perturb
-from hypermlp.data.corpus import Tokens, read_corpus
+from hypermlp.data.corpus import TokenStream, read_corpus
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import ByteTokenizer, Tokenizer, train_bpe
 from hypermlp.evals.perplexity import Perplexity, measure
@@ -25,9 +25,9 @@ def model(vocabulary: int = 257, **changes: object) -> LanguageModel:
     return net
 
 
-def stream(tokenizer: Tokenizer) -> Tokens:
+def stream(tokenizer: Tokenizer) -> TokenStream:
     pieces = [np.append(tokenizer.encode(text), np.uint32(tokenizer.end)) for text in TEXTS]
-    return Tokens([np.concatenate(pieces)], [np.cumsum([len(piece) for piece in pieces])])
+    return TokenStream([np.concatenate(pieces)], [np.cumsum([len(piece) for piece in pieces])])
 
 
 def one_by_one(net: LanguageModel, tokens: list[int], end: int, context: int, stride: int) -> float:
@@ -88,4 +88,4 @@ def test_bad_windows_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=rf"{name} \({value}\) must be at least 1"):
         measure(model(), stream(ByteTokenizer()), ByteTokenizer(), **bad)
     with pytest.raises(ValueError, match="the text has no tokens"):
-        measure(model(), Tokens([], []), ByteTokenizer())
+        measure(model(), TokenStream([], []), ByteTokenizer())

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from hypermlp import load_model
 from hypermlp.cli import app
-from hypermlp.data.corpus import Tokens
+from hypermlp.data.corpus import TokenStream
 from hypermlp.data.tokenizers import read_tokenizer
 from hypermlp.evals.perplexity import measure
 from hypermlp.files import file_sha256
@@ -74,7 +74,7 @@ def test_the_language_model_predicts_as_its_card_says() -> None:
     assert count_parameters(model) == about["parameters"]
     tokenizer = read_tokenizer(find_model(LANGUAGE))
     held_out = corpus_for("stdlib", tokenizer).split("validation")
-    found = measure(model, Tokens([held_out.read(0, about["piece"])], []), tokenizer).loss
+    found = measure(model, TokenStream([held_out.read(0, about["piece"])], []), tokenizer).loss
     same = about["text"] == f"Python {platform.python_version()} standard library"
     # Another Python has another library, of which other files are held out.
     assert math.isclose(found, about["loss_of_piece"], abs_tol=2e-4 if same else 0.25), about["text"]

@@ -11,16 +11,16 @@ from hypermlp.mixers.softmax import SoftmaxAttention
 from hypermlp.models.lm import LanguageModel, ModelConfig, count_parameters, published_inner
 from hypermlp.models.mad import MadAutoEncoder, MadLanguageModel, build_model, positions
 from hypermlp.tasks import TASKS
-from hypermlp.tasks.mad_settings import Setting
+from hypermlp.tasks.mad_settings import MADSetting
 from hypermlp.tasks.scores import evaluate
 from hypermlp.train.optimisation import Recipe
 from hypermlp.train.training import Training
 
-LANGUAGE = Setting(task="in-context-recall", vocab_size=11, seq_len=12)
-COMPRESSION = Setting(task="compression", vocab_size=11, seq_len=12)
+LANGUAGE = MADSetting(task="in-context-recall", vocab_size=11, seq_len=12)
+COMPRESSION = MADSetting(task="compression", vocab_size=11, seq_len=12)
 
 
-def small(setting: Setting, name: str = "softmax", inner: int | None = None) -> nn.Module:
+def small(setting: MADSetting, name: str = "softmax", inner: int | None = None) -> nn.Module:
     torch.manual_seed(0)
     return build_model(setting, lambda: build_mixer(name, 16, 12), width=16, inner=inner)
 
@@ -49,7 +49,7 @@ def test_only_compression_takes_the_auto_encoder() -> None:
 
 @pytest.mark.parametrize("setting", [LANGUAGE, COMPRESSION], ids=lambda s: s.task)
 @pytest.mark.parametrize("name", sorted(DISTINCT))
-def test_logits_for_every_position(name: str, setting: Setting) -> None:
+def test_logits_for_every_position(name: str, setting: MADSetting) -> None:
     assert small(setting, name)(torch.randint(11, (3, 12))).shape == (3, 12, 11)
 
 

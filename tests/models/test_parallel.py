@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from helpers import error, perturb, randn, run_layer
 from hypermlp import HyperGLU, LanguageModel, ModelConfig, make_mesh, own_rows, parallelize
-from hypermlp.collectives import Rows
+from hypermlp.collectives import RowShare
 from hypermlp.mixers import MIXERS, Mixer, build_mixer
 from hypermlp.models.generate import generate
 from hypermlp.models.lm import token_loss
@@ -49,7 +49,7 @@ def name_of(shape: dict[str, int]) -> str:
 
 def gathered(x: Tensor, mesh: dist.DeviceMesh) -> Tensor:
     """All rows of x (B T …), of which each process has its own."""
-    rows = Rows(mesh["cp"].get_group())
+    rows = RowShare(mesh["cp"].get_group())
     return x if mesh["cp"].size() == 1 else rows.in_order(rows.stacked(x))
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from hypermlp.analysis.statistics import Statistics
 from hypermlp.cli import analysis, app
-from hypermlp.data.corpus import Tokens
+from hypermlp.data.corpus import TokenStream
 from hypermlp.report.analyse import show_analyse, take_windows
 
 
@@ -56,7 +56,7 @@ def test_numbers_on_the_page_are_the_statistics(folder: Path) -> None:
 
 
 def test_windows_are_spread_over_the_text() -> None:
-    text = Tokens([np.arange(100, dtype=np.uint16)], [np.array([100], dtype=np.uint64)])
+    text = TokenStream([np.arange(100, dtype=np.uint16)], [np.array([100], dtype=np.uint64)])
     found = take_windows(text, 3, 11, end=256)
     assert [window[:2].tolist() for window in found] == [[256, 0], [256, 45], [256, 90]]
     assert all(len(window) == 11 for window in found)

@@ -295,19 +295,32 @@ def test_checkpoints_that_cannot_be_written_stop_the_study_and_are_not_the_runs_
         assert read_json(saved / PROGRESS)["step"] == 1  # the last one that was whole
 
 
-def test_a_plan_may_grow_but_not_change(tmp_path: Path) -> None:
-    with Folder(tmp_path) as folder:
-        folder.begin({"width": 64, "steps": {"a": 1}, "rates": (0.1,)})
-    with Folder(tmp_path) as folder:
-        folder.begin({"width": 64, "steps": {"b": 2}, "rates": (0.1,)})
-        assert folder.plan == {"width": 64, "steps": {"a": 1, "b": 2}, "rates": [0.1]}
-        assert folder.start == 1
+def test_a_plan_may_grow_where_it_is_said_but_not_change(tmp_path: Path) -> None:
+    def begin(plan: dict[str, Any]) -> Folder:
+        with Folder(tmp_path) as folder:
+            folder.begin(plan, grows={"steps": 1}, init="paper", search=None)
+        return folder
+
+    numbers: dict[str, Any] = {"width": 64, "steps": {"a": {"n": 1}}, "rates": (0.1,)}
+    begin(numbers)
+    folder = begin({**numbers, "steps": {"b": {"n": 2}}})
+    assert folder.plan == {"width": 64, "steps": {"a": {"n": 1}, "b": {"n": 2}}, "rates": [0.1]}
+    assert folder.start == 1
+    begin({**numbers, "init": "paper", "search": None})  # which it meant before
     saved = (tmp_path / "plan.json").read_text()
-    with Folder(tmp_path) as folder, pytest.raises(ValueError, match=r"begun with other settings: steps\.a was 1, not 3"):
-        folder.begin({"steps": {"a": 3}})
+    for change, message in (
+        ({"steps": {"a": {"n": 3}}}, r"steps\.a\.n was 1, not 3"),
+        ({"steps": {"a": {"n": 1, "m": 1}}}, r"steps\.a\.m was None, not 1"),
+        ({"width": 32}, "width was 64, not 32"),
+        ({"init": "decays"}, "init was 'paper', not 'decays'"),
+        ({"search": {"rungs": [1.0]}}, "search was None, not {'rungs'"),
+        ({"depth": 2}, "depth was None, not 2"),
+    ):
+        with pytest.raises(ValueError, match=f"begun with other settings: {message}"):
+            begin({**numbers, **change})
     assert (tmp_path / "plan.json").read_text() == saved
     starts = json.loads(saved)["starts"]
-    assert len(starts) == 2
+    assert len(starts) == 3
     assert all(start["torch"] == torch.__version__ for start in starts)
 
 

@@ -30,6 +30,7 @@ from hypermlp.studies.executors import LocalPool
 from hypermlp.studies.folder import Folder, read_lines
 from hypermlp.studies.mad import TaskJob, TaskStudy, task_study
 from hypermlp.studies.scores import setting_score, task_scores
+from hypermlp.studies.search import Search
 from hypermlp.studies.worker import PROGRESS, RunContext, Stopped
 from hypermlp.tasks import base as task_base
 from hypermlp.tasks import mad as mad_tasks
@@ -421,6 +422,14 @@ def test_a_folder_keeps_to_its_plan_and_its_budget(tmp_path: Path) -> None:
             begin(folder, ["softmax"], width=32)
         with pytest.raises(ValueError, match=r"epochs was 3, not 4"):
             begin(folder, ["softmax"], epochs=4)
+        # Plans do not say these where they have their defaults.
+        for name, value in (("init", "decays"), ("precision", "bfloat16"), ("solved", 0.9), ("init_scale", "torch")):
+            with pytest.raises(ValueError, match=f"begun with other settings: {name} was .*, not {value!r}"):
+                begin(folder, ["softmax"], **{name: value})
+        with pytest.raises(ValueError, match=r"search was None, not .*rates was \[0.003\], not None"):
+            begin(folder, ["softmax"], search=Search())
+        with pytest.raises(ValueError, match=r"changes.memorization.seq_len was 8, not None"):
+            begin(folder, ["softmax"], changes={"memorization": {"vocab_size": 16}})
         # HyperGLU is larger here, so softmax attention would have to grow to match it.
         with pytest.raises(ValueError, match=r"with hyperglu the largest model .* so softmax would have to be trained again"):
             begin(folder, ["hyperglu"])

@@ -5,28 +5,35 @@ import json
 import os
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hypermlp import provenance
+from hypermlp.files import read_json
 from hypermlp.report.page import write_report
 from hypermlp.report.words import claim_words
 from hypermlp.studies import engine
 from hypermlp.studies.cost import StudyCost, measure_costs
+from hypermlp.studies.folder import Folder
 from hypermlp.studies.mad import TaskStudy
 from hypermlp.studies.protocol import PACKAGED, digest, find_protocol, load_protocol, read_protocol
+from hypermlp.studies.study import GROWS
 from hypermlp.verdicts.claims import NOT_RUN, SUPPORTED, Verdict, judge_claims
 from hypermlp.verdicts.folders import read_studies
 from hypermlp.verdicts.predictions import predictions
 from hypermlp.verdicts.registration import (
+    JUDGING,
     MARK,
     VERSIONS,
+    commit_of,
     deviations,
     differences,
     enter,
     judging_code,
+    other_judge,
     read_versions,
     registered_version,
     registration_problems,
@@ -236,9 +243,10 @@ def test_other_code_that_judges_is_a_deviation_and_is_told_when_it_judges(
     monkeypatch.setattr("hypermlp.verdicts.registration.JUDGING", ("studies/scores.py",))
     assert judging_code() != before
     changes, problems, page = study.found()
-    assert changes == []
-    assert problems == [f"verdicts are given by other code than was registered: {judging_code()}, not {before}"]
-    assert "other code than was registered" in page
+    assert (changes, problems) == ([], []), "the runs are those that were registered"
+    (start,) = json.loads((study.out / "mad" / "plan.json").read_text())["starts"]
+    assert other_judge(study.out) == f"{before}, which commit {start['commit']} has"
+    assert f"Judged by other code ({judging_code()}) than was registered ({before}, which commit" in page
     run(PROTOCOL, study.out, study.path)
     assert study.found()[0] == [[f"the code that judges: {before} → {judging_code()}"]]
 
@@ -400,3 +408,84 @@ def test_words_of_protocols_that_were_registered_before_are_read(tmp_path: Path)
     old = PROTOCOL.replace("mixers = ", "contestants = ")
     assert "contestants" in old
     assert read_protocol(old).mixers == read_protocol(old.replace("contestants", "mixers")).mixers == ("S", "R")
+
+
+@pytest.mark.parametrize("half", sorted(path.parent for path in (ROOT / "results").glob("*/*/plan.json")), ids=str)
+def test_a_study_of_results_goes_on_with_its_protocol(half: Path, tmp_path: Path) -> None:
+    """Plans that were written by earlier versions of this program say less, and mean the same."""
+    if not (half.parent / VERSIONS).exists():
+        pytest.skip("it has no protocol")
+    study = read_protocol(read_versions(half.parent)[-1].text).studies[half.name]
+    (tmp_path / "plan.json").write_text((half / "plan.json").read_text())
+    old = read_json(tmp_path / "plan.json")["plan"]
+    with Folder(tmp_path) as folder:
+        folder.begin({**study.numbers(), "models": old["models"]}, grows=GROWS, **study.absent)
+    assert read_json(tmp_path / "plan.json")["plan"] == old
+    changed = {**replace(study, precision="bfloat16").numbers(), "models": old["models"]}
+    with Folder(tmp_path) as folder, pytest.raises(ValueError, match="precision was 'float32', not 'bfloat16'"):
+        folder.begin(changed, grows=GROWS, **study.absent)
+
+
+def test_a_file_that_git_does_not_look_at_is_not_committed_as_it_is(tmp_path: Path) -> None:
+    study = Registered(tmp_path)
+    git = partial(subprocess.run, cwd=study.path.parent, check=True)
+    for hidden in ("--assume-unchanged", "--skip-worktree"):
+        git(["git", "update-index", hidden, study.path.name])
+        study.path.write_text(LOOSE)
+        status = git(["git", "status", "--porcelain"], capture_output=True, text=True)
+        assert status.stdout == "", "git sees no change"
+        assert commit_of(study.path, LOOSE) == (None, None)
+        study.path.write_text(PROTOCOL)
+        assert commit_of(study.path, PROTOCOL)[0] is not None
+        git(["git", "update-index", hidden.replace("--", "--no-"), study.path.name])
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_committed_as_it_is(tmp_path: Path) -> None:
+    """What runs is the text that was read; the file may be as committed again a moment later."""
+    study = Registered(tmp_path)
+    assert commit_of(study.path, PROTOCOL)[0] is not None
+    assert commit_of(study.path, LOOSE) == (None, None)
+    link = tmp_path / "link.toml"
+    link.symlink_to(study.path)
+    assert commit_of(link, PROTOCOL) == commit_of(study.path, PROTOCOL)
+    study.path.write_bytes(PROTOCOL.replace("\n", "\r\n").encode())
+    commit(study.path)
+    assert commit_of(study.path, study.path.read_text())[0] is not None, "line ends are no change"
+
+
+def test_settings_that_a_later_version_adds_to_a_task_do_not_count(tmp_path: Path, made_up: None) -> None:
+    """They are in the folder, and a mean over the settings of a task would have them."""
+    study = Registered(tmp_path)
+    run(PROTOCOL, study.out, study.path)
+    (before,) = read_studies(study.out)
+    lines, score = study.out / "mad" / "runs.jsonl", {"accuracy": 0.9, "loss": 1.0, "validation_loss": 0.1}
+    more = [
+        {**record, MARK: "another", "setting": f"{record['setting']},k=1", "key": f"{record['key']}k", "metrics": score}
+        for record in map(json.loads, lines.read_text().splitlines())
+        if record["phase"] == "final"
+    ]
+    lines.write_text(lines.read_text() + "".join(json.dumps(record) + "\n" for record in more))
+    (after,) = read_studies(study.out)
+    assert after.table == before.table
+    assert judge_claims(after)[0].verdict == judge_claims(before)[0].verdict
+
+
+def test_versions_that_are_gone_are_told(tmp_path: Path, made_up: None) -> None:
+    """Without them the paper's claims would be judged in place of those that were registered, and nobody would know."""
+    study = Registered(tmp_path)
+    run(PROTOCOL, study.out, study.path)
+    (study.out / VERSIONS).unlink()
+    (found,) = read_studies(study.out)
+    assert found.objections == (
+        f"Its runs say that they are registered ({digest(PROTOCOL)}), and protocols.jsonl is gone: see its history.",
+    )
+    assert "protocols.jsonl is gone" in write_report(study.out).read_text()
+    enter(study.out, study.path, read_protocol(PROTOCOL))  # and started again
+    assert "there were 14 runs before the first version" in study.found()[1]
+
+
+def test_numbers_that_verdicts_take_from_elsewhere_are_registered_too() -> None:
+    """The scores of guessing, and the paper's."""
+    names = {path.as_posix() for name in JUDGING for path in PACKAGED.parents[1].glob(name)}
+    package = PACKAGED.parents[1].as_posix()
+    assert {f"{package}/{name}" for name in ("tasks/mad_settings.py", "paper/tables.py", "verdicts/paper.toml")} < names

@@ -16,6 +16,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
+import made_up
 from hypermlp.cli import app
 from hypermlp.cli.watch import leave_scaling
 from hypermlp.files import read_json, write_json
@@ -37,6 +38,7 @@ from hypermlp.verdicts.estimates import Estimate
 from hypermlp.verdicts.folders import read_studies
 from hypermlp.verdicts.registration import enter
 from hypermlp.verdicts.scaling import ScalingResults, find_scaling, read_scaling
+from made_up import write
 
 MIX = ("S", "gla", "gla+S")
 SMALL: dict[str, Any] = {
@@ -54,7 +56,7 @@ STUDY = ScalingStudy(**SMALL)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("scaling")
+    out = tmp_path_factory.mktemp("scaling") / "study"
     STUDY.run(out, MIX, seeds=2, executor=LocalPool(1))
     return out
 
@@ -222,6 +224,28 @@ def test_other_pages_leave_a_scaling_study_alone(folder: Path) -> None:
         read_studies(folder)
 
 
+def test_a_folder_above_has_every_study_that_has_runs(folder: Path, tmp_path: Path) -> None:
+    """Also beside one that has just begun, and beside the plan of another program."""
+    shutil.copytree(folder, tmp_path / "a" / "scaling")
+    write(tmp_path / "b", [made_up.mad(mixer, "compression", 50) for mixer in ("S-pc", "gla")])
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    head = json.loads((folder / "plan.json").read_text())
+    (begun / "plan.json").write_text(json.dumps(head))
+    for number, foreign in enumerate(("[]", '{"plan": "a house"}', '{"steps": 3}')):
+        (tmp_path / f"foreign-{number}").mkdir()
+        (tmp_path / f"foreign-{number}" / "plan.json").write_text(foreign)
+    done = CliRunner().invoke(app, ["study", "report", str(tmp_path)], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert f"Left out: no run that counts is finished in {begun}" in done.output
+    assert (tmp_path / "a" / "scaling" / "report.html").exists()
+    assert (tmp_path / "report.html").exists()
+    shutil.rmtree(tmp_path / "b")
+    shutil.rmtree(tmp_path / "a")
+    done = CliRunner().invoke(app, ["study", "report", str(tmp_path)])
+    assert "no run that counts is finished" in str(done.exception)
+
+
 @pytest.fixture
 def mine(tmp_path: Path) -> Iterator[str]:
     file = tmp_path / "mine.py"
@@ -320,7 +344,7 @@ def test_a_registered_study_shows_its_protocol(folder: Path, tmp_path: Path, mon
     shutil.copytree(folder, tmp_path / "scaling")
     file = tmp_path / "mine.toml"
     file.write_text(find_protocol("scaling").read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(registration, "commit_of", lambda path: ("c" * 40, "2000-01-01T00:00:00+00:00"))
+    monkeypatch.setattr(registration, "commit_of", lambda path, text: ("c" * 40, "2000-01-01T00:00:00+00:00"))
     enter(tmp_path, file, load_protocol(file))
     assert leave_scaling(new_console(file=io.StringIO()), tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ from rich.console import Console
 from hypermlp.config import IGNORED
 from hypermlp.report.examples import show
 from hypermlp.tasks.mad import MAD as TASKS
-from hypermlp.tasks.mad import SAMPLERS, Data, Source, Split, clean_targets, generate
-from hypermlp.tasks.mad_settings import Setting, vocabulary
+from hypermlp.tasks.mad import SAMPLERS, Data, RandomStreams, Split, clean_targets, generate
+from hypermlp.tasks.mad_settings import MADSetting, vocabulary
 
 # The first 16 digits of sha256 over train inputs, train targets, test inputs and test targets as the benchmark generates them.
 FINGERPRINTS = {
@@ -32,7 +32,7 @@ def baseline(task: str) -> Data:
     return generate(TASKS[task].baseline)
 
 
-def few(task: str, **changes: float) -> Setting:
+def few(task: str, **changes: float) -> MADSetting:
     return dataclasses.replace(TASKS[task].baseline, **{"num_train": 20, "num_test": 20, **changes})
 
 
@@ -54,7 +54,7 @@ def test_the_baseline_is_the_benchmarks_own(task: str) -> None:
 
 def test_numbers_below_n_are_numpys_own() -> None:
     """The draw and what it leaves of the stream, rejections included, between numpy's own draws."""
-    source, rng = Source(3, exact=True), np.random.default_rng(3)
+    source, rng = RandomStreams(3, exact=True), np.random.default_rng(3)
     for n in (1, 2, 3, 7, 210, 3 * 2**30) * 40:
         assert source.below(n) == rng.choice(n)
         assert source.rng.random() == rng.random()
@@ -63,47 +63,47 @@ def test_numbers_below_n_are_numpys_own() -> None:
 
 WORKED = {
     "in-context-recall, train": (
-        Setting(task="in-context-recall", vocab_size=8, seq_len=16, num_train=1),
+        MADSetting(task="in-context-recall", vocab_size=8, seq_len=16, num_train=1),
         "0 7 1 4 3 6 2 7 1 4 3 6 1 4 3",
         "7 1 4 3 6 2 7 1 4 3 6 1 4 3 6",
     ),
     "in-context-recall, test": (
-        Setting(task="in-context-recall", vocab_size=8, seq_len=16, num_train=1),
+        MADSetting(task="in-context-recall", vocab_size=8, seq_len=16, num_train=1),
         "0 7 1 4 3 6 2 7 1 4 3 6 1 4 3",
         ". . . . . . . . 4 . 6 . 4 . 6",
     ),
     "single query, test": (
-        Setting(task="in-context-recall", vocab_size=9, seq_len=16, num_train=1, multi_query=False),
+        MADSetting(task="in-context-recall", vocab_size=9, seq_len=16, num_train=1, multi_query=False),
         "0 7 1 4 3 6 2 7 1 4 3 6 1 4 8 3",
         ". . . . . . . . . . . . . . . 6",
     ),
     "noisy-recall, test": (
-        Setting(task="noisy-recall", vocab_size=12, seq_len=20, noise_vocab_size=4, frac_noise=0.4, num_train=1),
+        MADSetting(task="noisy-recall", vocab_size=12, seq_len=20, noise_vocab_size=4, frac_noise=0.4, num_train=1),
         "8 8 3 7 9 10 10 8 2 6 0 6 2 6 9 9 1 6 3",
         ". . . . . .  .  . . . . . 6 . . . . . 7",
     ),
     "fuzzy-recall, train": (
-        Setting(task="fuzzy-recall", vocab_size=9, seq_len=40, k_motif=3, v_motif=3, num_train=1),
+        MADSetting(task="fuzzy-recall", vocab_size=9, seq_len=40, k_motif=3, v_motif=3, num_train=1),
         "8 8 8 8 8 8 | 2 5 | 2 1 4 6 | 1 3 4 | 0 3 6 | 3 1 0 7 4 | 3 1 4 | 3 2 1 4 | 2 1 0 4 6 | 0 1 4 6 | 2",
         "8 8 8 8 8 2 | 5 2 | 1 4 6 1 | 3 4 0 | 3 6 3 | 1 0 7 4 3 | 1 4 3 | 2 1 4 2 | 1 0 4 6 0 | 1 4 6 2 | 5",
     ),
     "fuzzy-recall, test": (
-        Setting(task="fuzzy-recall", vocab_size=9, seq_len=40, k_motif=3, v_motif=3, num_train=1),
+        MADSetting(task="fuzzy-recall", vocab_size=9, seq_len=40, k_motif=3, v_motif=3, num_train=1),
         "8 8 8 8 8 8 8 | 1 3 2 4 7 6 | 2 1 3 5 4 6 | 0 3 2 6 | 2 3 0 7 | 1 2 3 5 7 | 2 3 1 6 | 1 2 3 5",
         ". . . . . . . | . . . . . . | . . . . . . | . . . . | . . . . | . . . . . | . . . . | . . 5 7",
     ),
     "memorization, train": (
-        Setting(task="memorization", vocab_size=10, seq_len=12, num_train=1),
+        MADSetting(task="memorization", vocab_size=10, seq_len=12, num_train=1),
         "2 9 1 9 0 9 2 9 1 9 3 9",
         ". 8 . 6 . 7 . 8 . 6 . 4",
     ),
     "compression, train": (
-        Setting(task="compression", vocab_size=8, seq_len=10, num_train=1),
+        MADSetting(task="compression", vocab_size=8, seq_len=10, num_train=1),
         "4 1 5 2 1 5 4 4 6 7",
         "4 1 5 2 1 5 4 4 6 7",
     ),
     "selective-copying, train": (
-        Setting(task="selective-copying", vocab_size=8, seq_len=16, num_tokens_to_copy=4, num_train=1),
+        MADSetting(task="selective-copying", vocab_size=8, seq_len=16, num_tokens_to_copy=4, num_train=1),
         "6 4 6 6 6 6 1 6 6 4 1 7 6 6 6 6",
         ". . . . . . . . . . . . 4 1 4 1",
     ),
@@ -114,7 +114,7 @@ WORKED = {
 def test_worked_examples(name: str) -> None:
     """The first row of a stream, drawn as a train or as a test row."""
     setting, inputs, targets = WORKED[name]
-    split = SAMPLERS[setting.task](setting, Source(12345, exact=True), 1, name.endswith("test"))
+    split = SAMPLERS[setting.task](setting, RandomStreams(12345, exact=True), 1, name.endswith("test"))
     assert split.inputs[0].tolist() == numbers(inputs)
     assert split.targets[0].tolist() == numbers(targets)
 
@@ -157,7 +157,7 @@ def test_recall_trains_on_every_next_token(task: str) -> None:
 Pair = tuple[tuple[int, ...], tuple[int, ...], list[bool]]
 
 
-def pairs(setting: Setting, inputs: list[int], targets: list[int]) -> list[Pair]:
+def pairs(setting: MADSetting, inputs: list[int], targets: list[int]) -> list[Pair]:
     """Key, value and which of their tokens count, of each pair of a fuzzy row."""
     roles = vocabulary(setting)
     tokens = [*inputs, targets[-1]]
@@ -172,7 +172,7 @@ def pairs(setting: Setting, inputs: list[int], targets: list[int]) -> list[Pair]
     return found
 
 
-def fuzzy_rows(setting: Setting, split: Split) -> list[list[Pair]]:
+def fuzzy_rows(setting: MADSetting, split: Split) -> list[list[Pair]]:
     return [pairs(setting, *row) for row in zip(split.inputs.tolist(), split.targets.tolist(), strict=True)]
 
 

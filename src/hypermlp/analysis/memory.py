@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.analysis.trace import Memory, Operator, Trace, identity
+from hypermlp.analysis.trace import Memory, MixingOperator, Trace, identity
 from hypermlp.cache import Cache
 from hypermlp.mixers import registers
 from hypermlp.mixers.base import Mixer, Tokens
@@ -113,7 +113,7 @@ class HyperTrace(Trace):
     def scores(self, batch: int, rows: Tensor, head: int, slot: Tensor) -> tuple[Tensor, ...]:
         return tuple(products(self.q[batch, rows, g], self.k[batch, :, g], slot) for g in self.branches(head))
 
-    def operators(self, batch: int, rows: Tensor, head: int, slot: Tensor) -> tuple[tuple[Operator, ...], Operator]:
+    def operators(self, batch: int, rows: Tensor, head: int, slot: Tensor) -> tuple[tuple[MixingOperator, ...], MixingOperator]:
         place = self.parameters(batch, rows, slot)
         routing = tuple(self._operator(self.routing, g, batch, rows, place) for g in self.branches(head))
         return routing, self._operator(self.reading, head, batch, rows, place)
@@ -127,12 +127,12 @@ class HyperTrace(Trace):
         ends = slot_ends(B, S, self.spans, slot.device).expand(B, S)
         return (slot[0] - ends[batch, slot[0]] + L).clamp(0, L - 1)
 
-    def _operator(self, mixing: Mixing | None, head: int, batch: int, rows: Tensor, place: Tensor) -> Operator:
+    def _operator(self, mixing: Mixing | None, head: int, batch: int, rows: Tensor, place: Tensor) -> MixingOperator:
         if mixing is None:
             return identity(len(place), self.q)
         D = mixing.baseline()
         A, B = mixing.A[head, place], mixing.B[head, place]
-        return Operator(A.new_zeros(len(place)) if D is None else D[head, place], A, B, mixing.control[batch, rows, head])
+        return MixingOperator(A.new_zeros(len(place)) if D is None else D[head, place], A, B, mixing.control[batch, rows, head])
 
     def activate(self, h: tuple[Tensor, ...], exists: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         gate = h[0]

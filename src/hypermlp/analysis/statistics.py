@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hypermlp.analysis.capture import capture, exact_copy
 from hypermlp.analysis.memory import HyperTrace
-from hypermlp.analysis.trace import Rows, Trace
+from hypermlp.analysis.trace import HiddenRows, Trace
 from hypermlp.ops import Mixing
 
 COUNTS = ("slots", "active", "active_plain", "on", "off", "weight", "signed")  # by lag
@@ -163,7 +163,7 @@ def add_rows(own: HeadStatistics, opened: Trace, head: int) -> None:
     own.rows += T
 
 
-def lags(rows: Rows, opened: Trace) -> Tensor:
+def lags(rows: HiddenRows, opened: Trace) -> Tensor:
     """Lag of every column (M N), for all rows of one sequence; the future of a bidirectional row counts as its distance."""
     return (opened.position[0][:, None] - rows.slot).abs()
 

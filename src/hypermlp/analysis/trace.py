@@ -15,7 +15,7 @@ from hypermlp.mixers.base import Tokens
 from hypermlp.ops.types import row_tables
 
 
-class Operator(NamedTuple):
+class MixingOperator(NamedTuple):
     """R(x_t) = Diag(D) + A Diag(s) Bᵀ on the slots that a row sees; without mixing it has rank 0 and D = 1."""
 
     D: Tensor  # n
@@ -43,7 +43,7 @@ class Branch(NamedTuple):
     u: Tensor  # n K: mixed addresses
     z: Tensor  # n: scores before mixing
     h: Tensor  # n: after it, α(x; u)
-    R1: Operator
+    R1: MixingOperator
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Memory:
     lag: Tensor  # n
     gate: Branch  # decides which slots are active
     scale: Branch | None  # HyperGLU: how strong they are; differential attention: the map that is taken away
-    R2: Operator
+    R2: MixingOperator
     active: Tensor  # n, bool
     rho: Tensor  # what the hidden layer is divided by
     a: Tensor  # n: hidden layer
@@ -85,7 +85,7 @@ class Memory:
         return self.gate.u
 
     @property
-    def R1(self) -> Operator:
+    def R1(self) -> MixingOperator:
         return self.gate.R1
 
     @property
@@ -114,7 +114,7 @@ class Memory:
         return shares_of(self.token_contributions)
 
 
-class Rows(NamedTuple):
+class HiddenRows(NamedTuple):
     """The hidden layer of some rows of one sequence and head, without the values: nothing here is wider than slots."""
 
     slot: Tensor  # M N: which slot a column holds
@@ -167,7 +167,7 @@ class Trace(ABC):
         """k (n K) of every branch as the row sees it, so that z = k · query."""
         return tuple(self.k[batch, slot, g] for g in self.branches(head))
 
-    def operators(self, batch: int, rows: Tensor, head: int, slot: Tensor) -> tuple[tuple[Operator, ...], Operator]:
+    def operators(self, batch: int, rows: Tensor, head: int, slot: Tensor) -> tuple[tuple[MixingOperator, ...], MixingOperator]:
         """R1 of every branch and R2, for columns that hold these slots (M N)."""
         one = identity(slot.shape[1], self.q)
         return (one,) * len(self.branches(head)), one
@@ -209,7 +209,7 @@ class Trace(ABC):
         return local if order is None else torch.where(local < 0, local, order[batch][local.clamp(min=0)])
 
     @torch.no_grad()
-    def rows(self, rows: Sequence[int] | Tensor, head: int, batch: int = 0, *, mixing: bool = True) -> Rows:
+    def rows(self, rows: Sequence[int] | Tensor, head: int, batch: int = 0, *, mixing: bool = True) -> HiddenRows:
         """The hidden layer of rows of one sequence (a document of its own, where documents are packed)."""
         self._check_head(head)
         index = torch.as_tensor(rows, device=self.q.device)
@@ -219,7 +219,7 @@ class Trace(ABC):
         R1, R2 = self._operators(batch, index, head, slot, mixing)
         h = tuple(torch.where(exists, R.apply(part), 0) for R, part in zip(R1, z, strict=True))
         active, rho, a = self.activate(h, exists)
-        return Rows(slot, exists, z, h, active, rho, a, torch.where(exists, R2.apply(a, transpose=True), 0))
+        return HiddenRows(slot, exists, z, h, active, rho, a, torch.where(exists, R2.apply(a, transpose=True), 0))
 
     @torch.no_grad()
     def memory(self, token: int, head: int, batch: int = 0, *, mixing: bool = True) -> Memory:
@@ -268,7 +268,7 @@ class Trace(ABC):
 
     def _operators(
         self, batch: int, rows: Tensor, head: int, slot: Tensor, mixing: bool
-    ) -> tuple[tuple[Operator, ...], Operator]:
+    ) -> tuple[tuple[MixingOperator, ...], MixingOperator]:
         if mixing:
             return self.operators(batch, rows, head, slot)
         return Trace.operators(self, batch, rows, head, slot)
@@ -278,10 +278,10 @@ class Trace(ABC):
             raise ValueError(f"head ({head}) must be at least 0 and below the layer's {self.n_head} heads")
 
 
-def mixed(R: Operator, y: Tensor) -> Tensor:
+def mixed(R: MixingOperator, y: Tensor) -> Tensor:
     """Rᵀ y (n K): row i is the content of slot i."""
     return R.apply(y.mT).mT
 
 
-def identity(n: int, like: Tensor) -> Operator:
-    return Operator(like.new_ones(n), like.new_zeros(n, 0), like.new_zeros(n, 0), like.new_zeros(0))
+def identity(n: int, like: Tensor) -> MixingOperator:
+    return MixingOperator(like.new_ones(n), like.new_zeros(n, 0), like.new_zeros(n, 0), like.new_zeros(0))

@@ -39,7 +39,7 @@ from hypermlp.ops import path
 TRAINING = 3  # forwards that a training step costs
 
 
-class Work(NamedTuple):
+class ForwardWork(NamedTuple):
     """Multiply-adds of a forward pass over one sequence."""
 
     weights: int  # by the layer's own parameters
@@ -71,25 +71,25 @@ def hyper_pair(config: HyperGLUConfig) -> int:
     return config.qk_rank + r1 + r2 + config.vo_rank
 
 
-def hyper(layer: HyperGLU, T: int) -> Work:
-    return Work(T * products(layer), pairs(T, layer.config.block_size) * hyper_pair(layer.config))
+def hyper(layer: HyperGLU, T: int) -> ForwardWork:
+    return ForwardWork(T * products(layer), pairs(T, layer.config.block_size) * hyper_pair(layer.config))
 
 
-def softmax(layer: SoftmaxAttention, T: int) -> Work:
-    return Work(T * products(layer), pairs(T) * (layer.qk_rank + layer.vo_rank))
+def softmax(layer: SoftmaxAttention, T: int) -> ForwardWork:
+    return ForwardWork(T * products(layer), pairs(T) * (layer.qk_rank + layer.vo_rank))
 
 
-def differential(layer: DifferentialAttention, T: int) -> Work:
+def differential(layer: DifferentialAttention, T: int) -> ForwardWork:
     """Two maps in every head, each with scores and a readout of its own."""
-    return Work(T * products(layer), pairs(T) * 2 * layer.n_head * (layer.head_key_width + layer.head_value_width))
+    return ForwardWork(T * products(layer), pairs(T) * 2 * layer.n_head * (layer.head_key_width + layer.head_value_width))
 
 
-def forgetting(layer: ForgettingAttention, T: int) -> Work:
+def forgetting(layer: ForgettingAttention, T: int) -> ForwardWork:
     """The sum of the decays is one more channel of the keys."""
-    return Work(T * products(layer), pairs(T) * layer.n_head * (layer.head_key_width + 1 + layer.head_value_width))
+    return ForwardWork(T * products(layer), pairs(T) * layer.n_head * (layer.head_key_width + 1 + layer.head_value_width))
 
 
-def path_attention(layer: PathAttention, T: int) -> Work:
+def path_attention(layer: PathAttention, T: int) -> ForwardWork:
     """In chunks, as ops/path.py does it: by the definition every pair would have a product of its own."""
     H, K, V = layer.n_head, layer.head_key_width, layer.head_value_width
     C = min(path.CHUNK, T)
@@ -103,55 +103,61 @@ def path_attention(layer: PathAttention, T: int) -> Work:
         size *= 2
     borders = n * C * K * K if n > 2 else 0  # the chunks as matrices
     across = C * C * (n * (n - 1) // 2) * (K + V)
-    return Work(T * products(layer), H * (n * chunk + borders + carried + across))
+    return ForwardWork(T * products(layer), H * (n * chunk + borders + carried + across))
 
 
-def linear(layer: LinearAttention, T: int) -> Work:
+def linear(layer: LinearAttention, T: int) -> ForwardWork:
     """The feature maps serve every head."""
     features = products(layer.feature_q) + products(layer.feature_k)
     weights = products(layer) + (layer.n_head - 1) * features
-    return Work(T * weights, T * state(layer.n_head, layer.head_key_width, layer.head_value_width, reads=1, writes=1))
+    return ForwardWork(T * weights, T * state(layer.n_head, layer.head_key_width, layer.head_value_width, reads=1, writes=1))
 
 
-def decayed(layer: RetNet | GLA | HGRN2, T: int) -> Work:
+def decayed(layer: RetNet | GLA | HGRN2, T: int) -> ForwardWork:
     """Read, write, decay."""
-    return Work(T * products(layer), T * state(layer.n_head, layer.head_key_width, layer.head_value_width, 1, 1, decays=1))
+    return ForwardWork(
+        T * products(layer), T * state(layer.n_head, layer.head_key_width, layer.head_value_width, 1, 1, decays=1)
+    )
 
 
-def deltanet(layer: DeltaNet, T: int) -> Work:
+def deltanet(layer: DeltaNet, T: int) -> ForwardWork:
     """The state is read twice, by q and by k."""
-    return Work(T * products(layer), T * state(layer.n_head, layer.width // layer.n_head, layer.head_value_width, 2, 1))
+    return ForwardWork(T * products(layer), T * state(layer.n_head, layer.width // layer.n_head, layer.head_value_width, 2, 1))
 
 
-def gated_delta_rule(layer: GatedDeltaNet | KimiDeltaAttention, T: int) -> Work:
-    return Work(T * products(layer), T * state(layer.n_head, layer.head_key_width, layer.head_value_width, 2, 1, decays=1))
+def gated_delta_rule(layer: GatedDeltaNet | KimiDeltaAttention, T: int) -> ForwardWork:
+    return ForwardWork(
+        T * products(layer), T * state(layer.n_head, layer.head_key_width, layer.head_value_width, 2, 1, decays=1)
+    )
 
 
-def rwkv7(layer: RWKV7, T: int) -> Work:
+def rwkv7(layer: RWKV7, T: int) -> ForwardWork:
     """It removes along one vector and writes along another."""
     K = layer.width // layer.n_head
-    return Work(T * products(layer), T * state(layer.n_head, K, layer.head_value_width, 2, 2, decays=1))
+    return ForwardWork(T * products(layer), T * state(layer.n_head, K, layer.head_value_width, 2, 2, decays=1))
 
 
-def gsa(layer: GSA, T: int) -> Work:
+def gsa(layer: GSA, T: int) -> ForwardWork:
     """A state of keys and one of values."""
     H, M = layer.n_head, layer.slots
     mixing = state(H, layer.head_key_width, M, 1, 1, decays=1) + state(H, M, layer.head_value_width, 1, 1, decays=1)
-    return Work(T * products(layer), T * mixing)
+    return ForwardWork(T * products(layer), T * mixing)
 
 
-def mamba2(layer: Mamba2, T: int) -> Work:
+def mamba2(layer: Mamba2, T: int) -> ForwardWork:
     """The last head is computed in full, even where it is narrower."""
-    return Work(T * products(layer), T * state(layer.n_head, layer.head_key_width, layer.head_value_width, 1, 1, decays=1))
+    return ForwardWork(
+        T * products(layer), T * state(layer.n_head, layer.head_key_width, layer.head_value_width, 1, 1, decays=1)
+    )
 
 
-def mamba(layer: Mamba, T: int) -> Work:
-    return Work(T * products(layer), T * state(1, STATE, layer.conv_width, 1, 1, decays=1))
+def mamba(layer: Mamba, T: int) -> ForwardWork:
+    return ForwardWork(T * products(layer), T * state(1, STATE, layer.conv_width, 1, 1, decays=1))
 
 
-def hgrn(layer: HGRN, T: int) -> Work:
+def hgrn(layer: HGRN, T: int) -> ForwardWork:
     """The state is the output: it only decays and is added to."""
-    return Work(T * products(layer), T * layer.inner)
+    return ForwardWork(T * products(layer), T * layer.inner)
 
 
 def state(H: int, K: int, V: int, reads: int, writes: int, decays: int = 0) -> int:
@@ -159,7 +165,7 @@ def state(H: int, K: int, V: int, reads: int, writes: int, decays: int = 0) -> i
     return H * K * V * (reads + writes + decays)
 
 
-COUNTERS: dict[type[Mixer], Callable[[Any, int], Work]] = {
+COUNTERS: dict[type[Mixer], Callable[[Any, int], ForwardWork]] = {
     HyperGLU: hyper,
     SoftmaxAttention: softmax,
     DifferentialAttention: differential,
@@ -180,7 +186,7 @@ COUNTERS: dict[type[Mixer], Callable[[Any, int], Work]] = {
 }
 
 
-def work(layer: nn.Module, time: int) -> Work | None:
+def work(layer: nn.Module, time: int) -> ForwardWork | None:
     """Of one of our mixers, or a class made from one; None: nobody has counted it."""
     for kind in type(layer).__mro__:
         if kind in COUNTERS:

@@ -77,7 +77,7 @@ class RingAttention(nn.Module):
         return self.o(F.scaled_dot_product_attention(q, keys[:, :, :held], values[:, :, :held]).transpose(1, 2).flatten(2))
 
 
-class Stream(NamedTuple):
+class TimedStream(NamedTuple):
     """What decodes one token after the other."""
 
     first: float  # seconds from the prompt to the output of its last token
@@ -86,7 +86,7 @@ class Stream(NamedTuple):
     bytes: int  # of parameters, and of what it remembers of all rows
 
 
-def layer_stream(build: Callable[[], nn.Module], length: int, batch: int, weights: str) -> Stream:
+def layer_stream(build: Callable[[], nn.Module], length: int, batch: int, weights: str) -> TimedStream:
     """A layer of width C that has read `length` tokens in every row."""
     torch.manual_seed(0)
     mixer = WEIGHTS[weights](build().eval())
@@ -98,15 +98,15 @@ def layer_stream(build: Callable[[], nn.Module], length: int, batch: int, weight
         mixer.begin(x)
         first = time.perf_counter() - begin
         mixer.slots = mixer.slots.repeat_interleave(batch, dim=1)
-        return Stream(first, lambda: mixer(token), count(mixer), size(mixer) + size_of(mixer.slots))
+        return TimedStream(first, lambda: mixer(token), count(mixer), size(mixer) + size_of(mixer.slots))
     cache = own.new_cache(1, max_len=length)
     own(x, cache=cache)
     first = time.perf_counter() - begin
     cache = cache.select([0] * batch)
-    return Stream(first, lambda: own(token, cache=cache), count(mixer), size(mixer) + cache.nbytes)
+    return TimedStream(first, lambda: own(token, cache=cache), count(mixer), size(mixer) + cache.nbytes)
 
 
-def model_stream(length: int, batch: int, weights: str, *, by_modules: bool) -> Stream:
+def model_stream(length: int, batch: int, weights: str, *, by_modules: bool) -> TimedStream:
     """A small language model; its window is full."""
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig(**{**MODEL_SHAPE, "length": length})).eval()
@@ -122,7 +122,7 @@ def model_stream(length: int, batch: int, weights: str, *, by_modules: bool) -> 
     token = tokens[:, -1:].expand(batch, -1).contiguous()
     if model.explain(token, cache).startswith("model") == by_modules:
         raise RunError(f"the model does not take the way that is to be timed: {model.explain(token, cache)}")
-    return Stream(first, lambda: model(token, cache=cache), count(model), size(model) + cache.nbytes)
+    return TimedStream(first, lambda: model(token, cache=cache), count(model), size(model) + cache.nbytes)
 
 
 def count(module: nn.Module) -> int:
@@ -137,7 +137,7 @@ def size(module: nn.Module) -> int:
     return sum(map(size_of, module.parameters()))
 
 
-Make = Callable[[int, int, int, str], Stream]  # width, length, batch, weights
+Make = Callable[[int, int, int, str], TimedStream]  # width, length, batch, weights
 CONTESTANTS: dict[str, Make] = {
     "hyperglu": lambda C, t, B, weights: layer_stream(lambda: HyperGLU(n_embd=C, n_head=2, block_size=t), t, B, weights),
     BASELINE: lambda C, t, B, weights: layer_stream(lambda: RingAttention(C, 12, t), t, B, weights),
@@ -183,7 +183,7 @@ def run(
     with torch.inference_mode(), thread_count(threads):
         for length in context:
             for rows in batch:
-                made: list[tuple[str, str, Stream]] = []
+                made: list[tuple[str, str, TimedStream]] = []
                 for kind in [k for k in weights if (length, rows, k) not in done]:
                     tell(f"context {length}, batch {rows}, {kind}: prompt")
                     made += [(name, kind, contestants[name](width, length, rows, kind)) for name in chosen]
@@ -199,7 +199,9 @@ def run(
     return results.rows
 
 
-def in_turns(streams: Sequence[Stream], steps: int, turn: int, what: str, tell: Callable[[str], None]) -> list[list[float]]:
+def in_turns(
+    streams: Sequence[TimedStream], steps: int, turn: int, what: str, tell: Callable[[str], None]
+) -> list[list[float]]:
     """Seconds of each of `steps` tokens of every stream, in turns of `turn` tokens."""
     times: list[list[float]] = [[] for _ in streams]
     clock, often = time.perf_counter, -(-steps // TURNS)
@@ -217,7 +219,7 @@ def in_turns(streams: Sequence[Stream], steps: int, turn: int, what: str, tell: 
     return times
 
 
-def summary(stream: Stream, seconds: Sequence[float]) -> dict[str, Any]:
+def summary(stream: TimedStream, seconds: Sequence[float]) -> dict[str, Any]:
     """Percentiles, deadlines, distribution and trace, in milliseconds."""
     ms = [1e3 * s for s in seconds]
     ordered = sorted(ms)

@@ -35,7 +35,7 @@ class Extra(NamedTuple):
     matmul: float = 0.0  # operations per second of matrix products in that process, between the steps; 0: on a GPU
 
 
-class Measured(Protocol):
+class Measurable(Protocol):
     """What is measured: a layer or a model."""
 
     def input(self, batch: int, time: int) -> torch.Tensor: ...
@@ -43,7 +43,7 @@ class Measured(Protocol):
     def train_step(self, x: torch.Tensor) -> None: ...
 
 
-def extra(case: Any, build: Callable[[Any], Measured] = contestants.build, repeats: int = 1) -> Extra:
+def extra(case: Any, build: Callable[[Any], Measurable] = contestants.build, repeats: int = 1) -> Extra:
     """Of the contestant that `build` (a function of some module) makes from `case`, which has a name, a batch and a time.
 
     repeats: how often each step is timed.
@@ -59,7 +59,7 @@ def extra(case: Any, build: Callable[[Any], Measured] = contestants.build, repea
             raise RunError(f"measuring the memory of {case.name} ended its process; is there enough memory?") from None
 
 
-def measure(case: Any, build: Callable[[Any], Measured], threads: int, repeats: int) -> Extra:
+def measure(case: Any, build: Callable[[Any], Measurable], threads: int, repeats: int) -> Extra:
     torch.set_num_threads(threads)
     return_freed_memory()
     contestant = build(case)

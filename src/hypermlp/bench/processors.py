@@ -13,7 +13,7 @@ from typing import NamedTuple
 FULL = 8  # warps on an SM, two per scheduler
 
 
-class Limits(NamedTuple):
+class SMLimits(NamedTuple):
     """Of one SM, by compute capability (CUDA C++ Programming Guide, technical specifications)."""
 
     warps: int
@@ -22,12 +22,12 @@ class Limits(NamedTuple):
 
 
 SM_LIMITS = {
-    80: Limits(64, 32, 167_936),
-    86: Limits(48, 16, 102_400),
-    89: Limits(48, 24, 102_400),
-    90: Limits(64, 32, 233_472),
-    100: Limits(64, 32, 233_472),
-    120: Limits(48, 24, 102_400),
+    80: SMLimits(64, 32, 167_936),
+    86: SMLimits(48, 16, 102_400),
+    89: SMLimits(48, 24, 102_400),
+    90: SMLimits(64, 32, 233_472),
+    100: SMLimits(64, 32, 233_472),
+    120: SMLimits(48, 24, 102_400),
 }
 REGISTERS, TENSOR_MEMORY = 65_536, 512  # registers of an SM; columns of Blackwell's tensor memory
 

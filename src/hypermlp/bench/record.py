@@ -79,7 +79,7 @@ class ResultsFile:
         self.extend([row])
 
 
-class Record(ResultsFile):
+class RoundsFile(ResultsFile):
     """Results by rounds, in which everybody takes part, beside memory and operations of each."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from hypermlp.bench.kernels import HEADS, RANK, WIDTH, kept_measure, observed
 from hypermlp.bench.processors import FULL, occupancy, schedule
-from hypermlp.bench.work import Touch, Work, work_of
+from hypermlp.bench.work import LaunchWork, Touch, work_of
 from hypermlp.ops.triton.specialise import Launch
 
 ASSUMPTIONS = (
@@ -121,7 +121,7 @@ class KernelCost(NamedTuple):
         return "tensor" if self.tensor > ISSUE_SHARE * self.issue else "issue"
 
 
-def cost_of(row: Mapping[str, Any], work: Work, device: Gpu, cache: L2Cache) -> KernelCost:
+def cost_of(row: Mapping[str, Any], work: LaunchWork, device: Gpu, cache: L2Cache) -> KernelCost:
     """One launch of a compiled kernel."""
     M, N = row["tile"]
     slower = SYNC_SHARE if row["sync"] and row["arch"] == 90 else 1.0
@@ -217,7 +217,7 @@ def flash_costs(device: Gpu, batch: int, time: int, phase: str, heads: int = 12)
     moved = float(every.sum()) * passes * 2 * N * (WIDTH // heads) * 2
     parts = [Touch((n,), size, n < tensors - 1, n == tensors - 1) for n in range(tensors)]
     cache = L2Cache(device.l2_bytes)
-    cost = cost_of(row, Work(every, max(moved, tensors * size), parts), device, cache)
+    cost = cost_of(row, LaunchWork(every, max(moved, tensors * size), parts), device, cache)
     if phase == "forward":
         return [cost]
     before, after = (moving("flash rows", parts[:2], device, cache) for _ in range(2))  # Σ do·o per row; dq rounded

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hypermlp.bench import flops, memory, systems
 from hypermlp.bench.contestants import Case
-from hypermlp.bench.record import Record, entry
+from hypermlp.bench.record import RoundsFile, entry
 from hypermlp.bench.systems import BASELINE, SYSTEMS
 from hypermlp.bench.timing import matmul_peak
 from hypermlp.errors import RunError
@@ -31,7 +31,7 @@ LOOSE = 0.03  # of a layer in bfloat16 on a GPU against itself in float32 on the
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class ModelScale:
     batch: int
     depth: int
     width: int
@@ -45,13 +45,15 @@ class Scale:
 
 GROWTH, FAR, NEAR = (256, 1024, 4096, 16384), (16384, 32768, 65536), (64, 128, 256)
 SCALES = {
-    "paper": Scale(
+    "paper": ModelScale(
         batch=8, depth=12, width=768, vocabulary=50304, time=1024, rounds=5, growth_width=768, growth=GROWTH, long=FAR
     ),
-    "laptop": Scale(
+    "laptop": ModelScale(
         batch=1, depth=2, width=768, vocabulary=50304, time=1024, rounds=5, growth_width=256, growth=GROWTH, long=FAR
     ),
-    "quick": Scale(batch=1, depth=2, width=128, vocabulary=512, time=128, rounds=2, growth_width=128, growth=NEAR, long=NEAR),
+    "quick": ModelScale(
+        batch=1, depth=2, width=128, vocabulary=512, time=128, rounds=2, growth_width=128, growth=NEAR, long=NEAR
+    ),
 }
 LONG_WIDTH = 256
 
@@ -205,7 +207,7 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def take_rounds(record: Record, length: int, field: Field, rounds: int, tell: Tell) -> None:
+def take_rounds(record: RoundsFile, length: int, field: Field, rounds: int, tell: Tell) -> None:
     """Until everybody has as many rounds; the baseline takes part in each. Odd rounds run backwards."""
     while waiting := [n for n in field.cases if len(record.rounds(length, n)) < rounds]:
         done = min(len(record.rounds(length, n)) for n in waiting)
@@ -217,7 +219,7 @@ def take_rounds(record: Record, length: int, field: Field, rounds: int, tell: Te
         record.add_round(length, {name: seconds[name] for name in sorted(seconds)})
 
 
-def take_memory(record: Record, cases: dict[str, Any], build: Callable[[Any], Any], tell: Tell, repeats: int = 1) -> None:
+def take_memory(record: RoundsFile, cases: dict[str, Any], build: Callable[[Any], Any], tell: Tell, repeats: int = 1) -> None:
     """In a fresh process each."""
     for name, case in cases.items():
         key = entry(name, case.time)
@@ -239,7 +241,7 @@ def run_model(out: Path, scale: str, names: Sequence[str], *, batch: int | None,
     """Whole models; returns the file."""
     s, device = SCALES[scale], find_device()
     sizes = {"batch": batch or s.batch, "time": s.time, "width": s.width, "depth": s.depth, "vocabulary": s.vocabulary}
-    record = Record(out / f"model-{scale}.json", settings(device, scale=scale, **sizes))
+    record = RoundsFile(out / f"model-{scale}.json", settings(device, scale=scale, **sizes))
     every = {name: ModelCase(name=name, device=device, **sizes) for name in SYSTEMS}
     cases = {name: every[name] for name in dict.fromkeys([BASELINE, *names])}
     work = {name: model_work(case) for name, case in every.items()}
@@ -263,7 +265,7 @@ def run_model(out: Path, scale: str, names: Sequence[str], *, batch: int | None,
 def run_growth(out: Path, scale: str, names: Sequence[str], *, rounds: int | None, tell: Tell) -> Path:
     """Layers over lengths."""
     s, device = SCALES[scale], find_device()
-    record = Record(out / f"growth-{scale}.json", settings(device, scale=scale, batch=1, width=s.growth_width))
+    record = RoundsFile(out / f"growth-{scale}.json", settings(device, scale=scale, batch=1, width=s.growth_width))
     chosen = list(dict.fromkeys([BASELINE, *names]))
     for length in s.growth:
         cases = {}
@@ -283,7 +285,7 @@ def run_long(out: Path, scale: str, names: Sequence[str], *, tell: Tell) -> Path
     """Time and memory at long contexts, both of the process that each has of its own."""
     s, device = SCALES[scale], find_device()
     width = min(LONG_WIDTH, s.growth_width)
-    record = Record(out / f"long-{scale}.json", settings(device, scale=scale, batch=1, width=width))
+    record = RoundsFile(out / f"long-{scale}.json", settings(device, scale=scale, batch=1, width=width))
     for length in s.long:
         work: dict[str, Any] = {}
         cases = {name: Case(name=name, batch=1, time=length, width=width) for name in LONG if name in {*names, BASELINE}}
@@ -301,7 +303,7 @@ def run_long(out: Path, scale: str, names: Sequence[str], *, tell: Tell) -> Path
     return record.path
 
 
-def left_over(record: Record, cases: dict[str, Any], rounds: int) -> list[str]:
+def left_over(record: RoundsFile, cases: dict[str, Any], rounds: int) -> list[str]:
     """Who still has something to be measured."""
     return [
         name
@@ -310,7 +312,7 @@ def left_over(record: Record, cases: dict[str, Any], rounds: int) -> list[str]:
     ]
 
 
-def about(record: Record, work: dict[str, dict[str, int]], cases: dict[str, ModelCase], rounds: int, device: str) -> str:
+def about(record: RoundsFile, work: dict[str, dict[str, int]], cases: dict[str, ModelCase], rounds: int, device: str) -> str:
     """How long it will take, from operations and the speed of matrix products here."""
     missing = {name: rounds - len(record.rounds(case.time, name)) for name, case in cases.items()}
     turns = {name: max(0, n) + (entry(name, cases[name].time) not in record.data["memory"]) for name, n in missing.items()}

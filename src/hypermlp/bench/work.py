@@ -39,7 +39,7 @@ class Touch(NamedTuple):
     written: bool
 
 
-class Work(NamedTuple):
+class LaunchWork(NamedTuple):
     """Of one launch."""
 
     turns: Ints  # of the innermost loop, by program, in the order in which programs start
@@ -47,14 +47,14 @@ class Work(NamedTuple):
     touched: list[Touch]
 
 
-def work_of(function: str, grid: tuple[int, ...], arguments: Known, constants: Known) -> Work:
+def work_of(function: str, grid: tuple[int, ...], arguments: Known, constants: Known) -> LaunchWork:
     """function: the kernel's Python name."""
     known, full = {**arguments, **constants}, (*grid, 1, 1)[:3]
     turns = turns_of(function, full, known)
     touched = touches(function, full, known)
     size = min(x.element_size() for x in arguments.values() if hasattr(x, "element_size") and x.is_floating_point())
     moved = float(turns.sum()) * bytes_per_turn(function, known, size)
-    return Work(turns, max(moved, sum((part.read + part.written) * part.size for part in touched)), touched)
+    return LaunchWork(turns, max(moved, sum((part.read + part.written) * part.size for part in touched)), touched)
 
 
 # Turns of the innermost loop.

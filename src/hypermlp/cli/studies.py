@@ -163,8 +163,8 @@ def study_check(
     for part in plan.studies.values():
         part.check(plan.mixers, plan.seeds)
     show_plan(console, plan)
-    if plan.file is not None:
-        commit, date = commit_of(plan.file)
+    if plan.file is not None and plan.protocol is not None:
+        commit, date = commit_of(plan.file, plan.protocol.text)
         say(
             console,
             f"Committed as it is: {commit[:12]}, {date}" if commit else "Not committed as it is: commit it before you run it.",

@@ -31,7 +31,7 @@ from hypermlp.studies.tasks import ScaledStudy
 from hypermlp.verdicts.judged import Judged, judge_folder
 from hypermlp.verdicts.registration import MARK, deviations, enter, registered_version
 from hypermlp.verdicts.results import QUICK
-from hypermlp.verdicts.scaling import find_scaling, read_scaling
+from hypermlp.verdicts.scaling import Unfinished, find_scaling, read_scaling
 
 
 def run_study(
@@ -174,9 +174,15 @@ def leave_scaling(console: Console, folder: Path, out: Path | None = None) -> bo
     found = find_scaling(folder)
     alone = all(path.parent in found for path in folder.rglob("runs.jsonl"))
     for place in found:
-        show_scaling(console, read_scaling(place))
-        page = out or folder / "report.html" if alone and len(found) == 1 else None
-        say(console, f"Report: {write_scaling(place, page)}")
+        only = alone and len(found) == 1
+        try:
+            show_scaling(console, read_scaling(place))
+        except Unfinished as reason:
+            if only:
+                raise
+            say(console, f"Left out: {reason}", "yellow")  # the others are there
+        else:
+            say(console, f"Report: {write_scaling(place, out or folder / 'report.html' if only else None)}")
     return bool(found) and alone
 
 

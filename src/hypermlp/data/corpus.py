@@ -27,7 +27,7 @@ EDGE = 2**16  # bytes at both ends of a shard that are checked whenever it is op
 INDEX = "index.json"
 
 
-class Tokens:
+class TokenStream:
     """The stream of one split, over one or more pieces."""
 
     def __init__(self, pieces: list[NDArray[Any]], ends: list[NDArray[Any]]) -> None:
@@ -63,9 +63,9 @@ class Tokens:
 class Corpus:
     name: str
     tokenizer: Tokenizer
-    splits: dict[SplitName, Tokens]
+    splits: dict[SplitName, TokenStream]
 
-    def split(self, name: SplitName) -> Tokens:
+    def split(self, name: SplitName) -> TokenStream:
         choose_from("split", name, SPLITS)
         return self.splits[name]
 
@@ -82,7 +82,7 @@ def read_corpus(source: Source | None = None, tokenizer: Tokenizer | None = None
     splits = {}
     for name, arrays in pieces.items():
         whole = np.concatenate([np.zeros(0, tokenizer.dtype), *arrays])
-        splits[name] = Tokens([whole], [np.cumsum([len(array) for array in arrays], dtype=np.uint64)])
+        splits[name] = TokenStream([whole], [np.cumsum([len(array) for array in arrays], dtype=np.uint64)])
     return Corpus(source.name, tokenizer, splits)
 
 
@@ -96,7 +96,7 @@ def open_corpus(folder: str | Path, *, verify: bool = False) -> Corpus:
     tokenizer = tokenizer_from_dict(json.loads((folder / TOKENIZER).read_text(encoding="utf-8")))
     if tokenizer.fingerprint != index["tokenizer"]["fingerprint"]:
         raise ValueError(f"{folder / TOKENIZER} is not the one the corpus was made with; {REMEDY}")
-    splits: dict[SplitName, Tokens] = {}
+    splits: dict[SplitName, TokenStream] = {}
     for name in SPLITS:
         shards = index["shards"][name]
         for shard in shards:
@@ -105,7 +105,7 @@ def open_corpus(folder: str | Path, *, verify: bool = False) -> Corpus:
         itemsize = np.dtype(tokenizer.dtype).itemsize
         pieces = [m[: itemsize * s["tokens"]].view(tokenizer.dtype) for m, s in zip(maps, shards, strict=True)]
         ends = [m[len(m) - 8 * s["documents"] :].view("<u8") for m, s in zip(maps, shards, strict=True)]
-        splits[name] = Tokens(pieces, ends)
+        splits[name] = TokenStream(pieces, ends)
     return Corpus(index["source"]["name"], tokenizer, splits)
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from hypermlp.checks import same_settings
 from hypermlp.data.corpus import INDEX, SPLITS, Corpus, SplitName, edge_checksum, open_corpus, read_index
-from hypermlp.data.text import Part, Source, read
+from hypermlp.data.text import Source, SourcePart, read
 from hypermlp.data.tokenizers import Tokenizer, tokenizer_from_dict
 from hypermlp.errors import RunError
 from hypermlp.files import LOCK, TOKENIZER, delete, lock, publish, write_whole
@@ -47,7 +47,7 @@ class ShardTask(NamedTuple):
     """The parts that one worker turns into one shard of each split."""
 
     number: int
-    parts: tuple[Part, ...]
+    parts: tuple[SourcePart, ...]
     out: Path
 
 
@@ -140,7 +140,7 @@ def start(out: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> bool:
 
 def tasks(source: Source, shard: int, out: Path) -> list[ShardTask]:
     """Parts that follow each other, as many as make a shard."""
-    groups: list[list[Part]] = []
+    groups: list[list[SourcePart]] = []
     size = shard
     for part in source.parts:
         if size >= shard:

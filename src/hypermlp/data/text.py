@@ -50,7 +50,7 @@ class Document(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class SourcePart:
     """A piece of a source that can be read on its own."""
 
     kind: str  # which reader
@@ -66,7 +66,7 @@ class Part:
 @dataclass(frozen=True)
 class Source:
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[SourcePart, ...]
     version: str  # changes with the files
     field: str
     validation: float
@@ -146,7 +146,7 @@ def files(title: str, root: Path, names: list[str], field: str, validation: floa
     """A source of the named files below root."""
     whole = [name for name in names if name.endswith(WHOLE)]
     out = set(sorted(whole, key=position)[: math.ceil(validation * len(whole))])
-    parts: list[Part] = []
+    parts: list[SourcePart] = []
     version = hashlib.sha256()
     for name in names:
         path = root / name
@@ -162,7 +162,7 @@ def debian(wanted: str, validation: float) -> Source:
     found = {name: path.stat() for name, path in package_files(package).items()}
     version = hashlib.sha256(json.dumps([[name, s.st_size, s.st_mtime_ns] for name, s in found.items()]).encode())
     name = f"Debian's {package.stem.partition('_')[0]}"
-    part = Part("debian", str(package), name, 0, 1, sum(s.st_size for s in found.values()), "", validation)
+    part = SourcePart("debian", str(package), name, 0, 1, sum(s.st_size for s in found.values()), "", validation)
     return Source(name, (part,), version.hexdigest(), "", validation)
 
 
@@ -170,7 +170,7 @@ def packages(folder: str, validation: float) -> Source:
     """A part per file; what is held out is chosen by the hash of its content."""
     found, skipped = list_sources(find_wheels(Path(folder) if folder else default_folder()))
     parts = [
-        Part(
+        SourcePart(
             "wheel", str(file.wheel), f"{file.wheel.name}/{file.name}", file.number, file.number + 1, file.size, "", validation
         )
         for file in found
@@ -183,7 +183,7 @@ def hub(source: str, field: str, validation: float) -> Source:
     """A part per file of the dataset, read over the network when it is needed."""
     name = source.removeprefix("hub:")
     count = hub_dataset(name).num_shards
-    parts = [Part("hub", name, f"{source}, file {i}", i, i + 1, LONGEST, field, validation) for i in range(count)]
+    parts = [SourcePart("hub", name, f"{source}, file {i}", i, i + 1, LONGEST, field, validation) for i in range(count)]
     return Source(source, tuple(parts), source, field, validation)
 
 
@@ -195,35 +195,35 @@ def position(text: str) -> float:
 # From a file to its parts
 
 
-def library_file(path: Path, name: str, field: str, validation: float) -> list[Part]:
+def library_file(path: Path, name: str, field: str, validation: float) -> list[SourcePart]:
     size = path.stat().st_size
-    return [Part("library", str(path), name, 0, size, size, field, validation)]
+    return [SourcePart("library", str(path), name, 0, size, size, field, validation)]
 
 
-def text_file(path: Path, name: str, field: str, validation: float) -> list[Part]:
+def text_file(path: Path, name: str, field: str, validation: float) -> list[SourcePart]:
     """The end of a text file is held out."""
     size = path.stat().st_size
     cut = round(size * (1 - validation))
     spans = [(*span, 0.0) for span in ranges(0, cut)] + [(*span, 1.0) for span in ranges(cut, size)]
-    return [Part("text", str(path), name, start, stop, stop - start, field, share) for start, stop, share in spans]
+    return [SourcePart("text", str(path), name, start, stop, stop - start, field, share) for start, stop, share in spans]
 
 
-def json_lines_file(path: Path, name: str, field: str, validation: float) -> list[Part]:
+def json_lines_file(path: Path, name: str, field: str, validation: float) -> list[SourcePart]:
     spans = ranges(0, path.stat().st_size)
-    return [Part("json lines", str(path), name, start, stop, stop - start, field, validation) for start, stop in spans]
+    return [SourcePart("json lines", str(path), name, start, stop, stop - start, field, validation) for start, stop in spans]
 
 
-def compressed_file(path: Path, name: str, field: str, validation: float) -> list[Part]:
+def compressed_file(path: Path, name: str, field: str, validation: float) -> list[SourcePart]:
     """One part: what is compressed can only be read from its beginning."""
     optional("pyarrow")
     size = path.stat().st_size
-    return [Part("compressed json lines", str(path), name, 0, 1, size, field, validation)]
+    return [SourcePart("compressed json lines", str(path), name, 0, 1, size, field, validation)]
 
 
-def parquet_file(path: Path, name: str, field: str, validation: float) -> list[Part]:
+def parquet_file(path: Path, name: str, field: str, validation: float) -> list[SourcePart]:
     metadata = parquet(str(path)).metadata
     sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
-    return [Part("parquet", str(path), name, i, i + 1, size, field, validation) for i, size in enumerate(sizes)]
+    return [SourcePart("parquet", str(path), name, i, i + 1, size, field, validation) for i, size in enumerate(sizes)]
 
 
 def ranges(start: int, stop: int) -> list[tuple[int, int]]:
@@ -235,7 +235,7 @@ def ending(path: Path) -> str:
     return "".join(path.suffixes[-2:]) if path.suffix == ".zst" else path.suffix
 
 
-KINDS: dict[str, Callable[[Path, str, str, float], list[Part]]] = {
+KINDS: dict[str, Callable[[Path, str, str, float], list[SourcePart]]] = {
     ".txt": text_file,
     ".jsonl": json_lines_file,
     ".jsonl.zst": compressed_file,
@@ -246,7 +246,7 @@ KINDS: dict[str, Callable[[Path, str, str, float], list[Part]]] = {
 # From a part to its documents
 
 
-def read(part: Part) -> Iterator[Document]:
+def read(part: SourcePart) -> Iterator[Document]:
     """The documents of a part that are not empty."""
     for text in READERS[part.kind](part):
         if text:
@@ -255,7 +255,7 @@ def read(part: Part) -> Iterator[Document]:
             yield Document(text, position(text) < part.validation)
 
 
-def read_library(part: Part) -> Iterator[str]:
+def read_library(part: SourcePart) -> Iterator[str]:
     """Files that cannot be read, as some distributions of Python have them, are skipped."""
     try:
         yield Path(part.path).read_text(encoding="utf-8")
@@ -263,16 +263,16 @@ def read_library(part: Part) -> Iterator[str]:
         return
 
 
-def read_text(part: Part) -> Iterator[str]:
+def read_text(part: SourcePart) -> Iterator[str]:
     yield decode(b"".join(line for _, line in lines(part)), part, part.start)
 
 
-def read_json_lines(part: Part) -> Iterator[str]:
+def read_json_lines(part: SourcePart) -> Iterator[str]:
     for start, line in lines(part):
         yield from row_text(decode(line, part, start), part.field, partial(place, part, start))
 
 
-def read_compressed(part: Part) -> Iterator[str]:
+def read_compressed(part: SourcePart) -> Iterator[str]:
     """Line by line, so that memory holds no more than one document and what the decompressor needs."""
     arrow, number = optional("pyarrow"), 0
 
@@ -303,7 +303,7 @@ def row_text(line: str, field: str, where: Callable[[], str]) -> Iterator[str]:
     yield row[field]
 
 
-def read_parquet(part: Part) -> Iterator[str]:
+def read_parquet(part: SourcePart) -> Iterator[str]:
     file = parquet(part.path)
     if part.field not in file.schema_arrow.names:
         raise ValueError(f"{part.name} has no column {part.field!r}; its columns are: {', '.join(file.schema_arrow.names)}")
@@ -314,7 +314,7 @@ def read_parquet(part: Part) -> Iterator[str]:
             yield value
 
 
-def read_hub(part: Part) -> Iterator[str]:
+def read_hub(part: SourcePart) -> Iterator[str]:
     dataset = hub_dataset(part.path)
     for row in dataset.shard(num_shards=dataset.num_shards, index=part.start):
         if not isinstance(row.get(part.field), str):
@@ -322,15 +322,15 @@ def read_hub(part: Part) -> Iterator[str]:
         yield row[part.field]
 
 
-def read_wheel(part: Part) -> Iterator[str]:
+def read_wheel(part: SourcePart) -> Iterator[str]:
     yield read_source(part.path, part.start)
 
 
-def read_debian(part: Part) -> Iterator[str]:
+def read_debian(part: SourcePart) -> Iterator[str]:
     yield from package_texts(Path(part.path))
 
 
-READERS: dict[str, Callable[[Part], Iterator[str]]] = {
+READERS: dict[str, Callable[[SourcePart], Iterator[str]]] = {
     "library": read_library,
     "text": read_text,
     "json lines": read_json_lines,
@@ -342,7 +342,7 @@ READERS: dict[str, Callable[[Part], Iterator[str]]] = {
 }
 
 
-def lines(part: Part) -> Iterator[tuple[int, bytes]]:
+def lines(part: SourcePart) -> Iterator[tuple[int, bytes]]:
     """The lines that begin within the part, each with its place in the file."""
     with open(part.path, "rb") as file:
         if part.start:
@@ -352,14 +352,14 @@ def lines(part: Part) -> Iterator[tuple[int, bytes]]:
             yield start, line
 
 
-def decode(text: bytes, part: Part, start: int) -> str:
+def decode(text: bytes, part: SourcePart, start: int) -> str:
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{place(part, start + error.start)} is not UTF-8; convert the file first") from error
 
 
-def place(part: Part, byte: int) -> str:
+def place(part: SourcePart, byte: int) -> str:
     """The file and the line of a byte in it, for a message."""
     with open(part.path, "rb") as file:
         before = sum(file.read(min(2**20, byte - start)).count(b"\n") for start in range(0, byte, 2**20))

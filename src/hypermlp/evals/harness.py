@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Evaluation:
     """A column of Table 2."""
 
     name: str
@@ -36,26 +36,26 @@ class Benchmark:
     generates: int = 0  # tokens that the task lets a model write
 
 
-SUITES: dict[str, tuple[Benchmark, ...]] = {
+SUITES: dict[str, tuple[Evaluation, ...]] = {
     "open-llm": (
-        Benchmark("MMLU-P", "leaderboard_mmlu_pro", "acc", shots=5),
-        Benchmark("GPQA", "leaderboard_gpqa", "acc_norm"),
-        Benchmark("BBH", "leaderboard_bbh", "acc_norm", shots=3),
-        Benchmark("MATH", "leaderboard_math_hard", "exact_match", shots=4, generates=1024),
-        Benchmark("MuSR", "leaderboard_musr", "acc_norm"),
-        Benchmark("IFE-I", "leaderboard_ifeval", "inst_level_strict_acc", generates=1280),
-        Benchmark("IFE-P", "leaderboard_ifeval", "prompt_level_strict_acc", generates=1280),
+        Evaluation("MMLU-P", "leaderboard_mmlu_pro", "acc", shots=5),
+        Evaluation("GPQA", "leaderboard_gpqa", "acc_norm"),
+        Evaluation("BBH", "leaderboard_bbh", "acc_norm", shots=3),
+        Evaluation("MATH", "leaderboard_math_hard", "exact_match", shots=4, generates=1024),
+        Evaluation("MuSR", "leaderboard_musr", "acc_norm"),
+        Evaluation("IFE-I", "leaderboard_ifeval", "inst_level_strict_acc", generates=1280),
+        Evaluation("IFE-P", "leaderboard_ifeval", "prompt_level_strict_acc", generates=1280),
     ),
     "general": (
-        Benchmark("ARC-C", "arc_challenge", "acc_norm"),
-        Benchmark("ARC-E", "arc_easy", "acc_norm"),
-        Benchmark("HS", "hellaswag", "acc_norm"),
-        Benchmark("PIQA", "piqa", "acc_norm"),
-        Benchmark("BoolQ", "boolq", "acc"),
-        Benchmark("WinoG", "winogrande", "acc"),
-        Benchmark("COPA", "copa", "acc"),
-        Benchmark("OBQA", "openbookqa", "acc_norm"),
-        Benchmark("SciQ", "sciq", "acc_norm"),
+        Evaluation("ARC-C", "arc_challenge", "acc_norm"),
+        Evaluation("ARC-E", "arc_easy", "acc_norm"),
+        Evaluation("HS", "hellaswag", "acc_norm"),
+        Evaluation("PIQA", "piqa", "acc_norm"),
+        Evaluation("BoolQ", "boolq", "acc"),
+        Evaluation("WinoG", "winogrande", "acc"),
+        Evaluation("COPA", "copa", "acc"),
+        Evaluation("OBQA", "openbookqa", "acc_norm"),
+        Evaluation("SciQ", "sciq", "acc_norm"),
     ),
 }
 
@@ -119,7 +119,7 @@ def evaluate(
     }
 
 
-def check_length(wanted: Sequence[Benchmark], length: int, *, learned_positions: bool) -> None:
+def check_length(wanted: Sequence[Evaluation], length: int, *, learned_positions: bool) -> None:
     most = max(wanted, key=lambda b: b.generates, default=None)
     if most is not None and most.generates >= length:
         remedy = f"give a length of {2 * most.generates}, past which a model without learned positions reads on"

@@ -31,7 +31,7 @@ from torch.distributed import ProcessGroup
 
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import divisible
-from hypermlp.collectives import Rows
+from hypermlp.collectives import RowShare
 from hypermlp.config import InitScale
 from hypermlp.fixed_cache import FixedCache
 from hypermlp.mixers.initial import init_weight
@@ -136,7 +136,7 @@ class Mixer(nn.Module, ABC):
                     module._parameters[name] = nn.Parameter(p.new_empty(shape))
         return part
 
-    def mix_rows(self, x: Tensor, rows: Rows) -> Tensor:
+    def mix_rows(self, x: Tensor, rows: RowShare) -> Tensor:
         """y (B T C) where x (B T C) are this process's rows of longer sequences. For context parallelism."""
         raise ValueError(
             f"{type(self).__name__} cannot share a sequence between processes: set cp=1 and divide the batch instead (dp). "

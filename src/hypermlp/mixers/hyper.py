@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hypermlp import ops
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import divisible
-from hypermlp.collectives import Rows
+from hypermlp.collectives import RowShare
 from hypermlp.config import INIT_STD, HyperGLUConfig
 from hypermlp.mixers import fast, registers, rotary
 from hypermlp.mixers.authors import authors_name, from_authors, to_authors
@@ -324,7 +324,7 @@ class HyperGLU(Mixer):
             part = type(self)(c.replace(n_head=c.n_head // count, qk_rank=c.qk_rank // count, vo_rank=c.vo_rank // count))
         return part.train(self.training)
 
-    def mix_rows(self, x: Tensor, rows: Rows) -> Tensor:
+    def mix_rows(self, x: Tensor, rows: RowShare) -> Tensor:
         c, spec = self.config, self.spec
         if spec.aligner == "identity" or c.dropout or c.registers:
             raise ValueError(

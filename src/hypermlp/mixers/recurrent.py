@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import divisible
-from hypermlp.collectives import Rows
+from hypermlp.collectives import RowShare
 from hypermlp.mixers.base import Mixer, Tokens
 from hypermlp.mixers.parts import head_width
 from hypermlp.ops.recurrence import Steps, recurrence
@@ -76,7 +76,7 @@ class RecurrentMixer(Mixer):
         cache.advance(made.states, tokens.x if made.conv_inputs is None else made.conv_inputs, tokens.counts())
         return made.y
 
-    def mix_rows(self, x: Tensor, rows: Rows) -> Tensor:
+    def mix_rows(self, x: Tensor, rows: RowShare) -> Tensor:
         names, exact = list(self.state_shapes()), compute_dtype(x.dtype)
 
         def compute(piece: int, part: Tensor, left: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hypermlp.cache import Cache, CacheSpec
 from hypermlp.checks import at_least_one, choose_from, divisible
-from hypermlp.collectives import Rows
+from hypermlp.collectives import RowShare
 from hypermlp.config import ROPE_BASE, TAPS, Init
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Cut, Mixer, Tokens, is_split, visible_slots
@@ -27,7 +27,7 @@ from hypermlp.ops.observer import ORDINARY, ordinary, transform
 from hypermlp.ops.types import by_document, compute_dtype
 
 
-class Projected(NamedTuple):
+class AttentionInputs(NamedTuple):
     """What a layer computes from its input before it attends."""
 
     q: Tensor  # B T H K, rotated and gated
@@ -119,7 +119,7 @@ class SoftmaxAttention(Mixer):
             o = pointwise.gate(o, gate_vo, impl=impl)
         return self.o(o)
 
-    def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> Projected:
+    def project(self, tokens: Tokens, history: Tensor | None, impl: str) -> AttentionInputs:
         """Queries, keys, values and gates; tokens, history and impl as in HyperGLU.project."""
         made = self._linears(tokens, history, impl)
         K, V = self.qk_rank // self.n_head, self.vo_rank // self.n_head
@@ -135,13 +135,13 @@ class SoftmaxAttention(Mixer):
             q, k = rotary.rotate(q, angle), rotary.rotate(k, angle)
         if "gate_qk" in made:
             q = pointwise.gate(q.flatten(2), made["gate_qk"], impl=impl).unflatten(-1, (-1, K))
-        return Projected(q, k, v, made.get("gate_vo"))
+        return AttentionInputs(q, k, v, made.get("gate_vo"))
 
     def cuts(self) -> dict[str, Cut]:
         columns = (f"{name}.{which}" for name in ("q", "k", "v", "gate_qk", "gate_vo") for which in ("weight", "bias"))
         return {**dict.fromkeys(columns, Cut()), "o.weight": Cut(dim=1)}
 
-    def mix_rows(self, x: Tensor, rows: Rows) -> Tensor:
+    def mix_rows(self, x: Tensor, rows: RowShare) -> Tensor:
         impl = self._pointwise_impl(x)
         before = 0 if self.conv_k is None else TAPS - 1
         two = rows.stacked(x, before)

@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from hypermlp.cache import CacheSpec
 from hypermlp.checks import divisible
-from hypermlp.collectives import Gather, Rows, Sum, SumGradient
+from hypermlp.collectives import Gather, RowShare, Sum, SumGradient
 from hypermlp.mixers.base import Cut, Mixer
 from hypermlp.models.lm import GELU, LanguageModel, SwiGLU
 
@@ -66,7 +66,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, mp_policy: MixedPrecision
     mixers = {place: module for place, module in model.named_modules() if isinstance(module, Mixer)}
     if not mixers:
         raise ValueError(f"{type(model).__name__} holds no mixer; give a LanguageModel, or a mixer")
-    rows = Rows(mesh["cp"].get_group()) if size["cp"] > 1 else None
+    rows = RowShare(mesh["cp"].get_group()) if size["cp"] > 1 else None
     if rows is not None:
         check_rows(model, mixers.values())
     shared = tuple(name for name in ("dp", "cp") if size[name] > 1)
@@ -99,7 +99,7 @@ def own_rows(x: Tensor, mesh: DeviceMesh) -> Tensor:
     """This process's part of whole sequences x (B T …): all where the mesh has no cp, else an early and a late piece."""
     if "cp" not in (mesh.mesh_dim_names or ()) or mesh["cp"].size() == 1:
         return x
-    return Rows(mesh["cp"].get_group()).of(x)
+    return RowShare(mesh["cp"].get_group()).of(x)
 
 
 def in_blocks(model: nn.Module) -> dict[str, Cut]:
@@ -125,10 +125,10 @@ def check_rows(model: nn.Module, mixers: Iterable[Mixer]) -> None:
         raise ValueError('learned positions (style="gpt2") would restart in every piece of a sequence; use style="llama"')
     for mixer in mixers:
         if type(mixer).mix_rows is Mixer.mix_rows:
-            mixer.mix_rows(torch.empty(0), cast("Rows", None))  # says why
+            mixer.mix_rows(torch.empty(0), cast("RowShare", None))  # says why
 
 
-def divide(model: nn.Module, mixers: Mapping[str, Mixer], mesh: DeviceMesh, rows: Rows | None) -> None:
+def divide(model: nn.Module, mixers: Mapping[str, Mixer], mesh: DeviceMesh, rows: RowShare | None) -> None:
     """Divide heads and feed-forwards, and tell all other modules with parameters that theirs are distributed tensors."""
     count = mesh.size()
     plans: list[tuple[nn.Module, nn.Module, dict[str, Cut]]] = []
@@ -250,7 +250,7 @@ class DividedMixer(Divided):
         return cast("Mixer", self.part).cache_spec()
 
 
-def share_rows(mixer: Mixer, rows: Rows) -> None:
+def share_rows(mixer: Mixer, rows: RowShare) -> None:
     """Make a mixer take this process's rows of every sequence."""
     adopt(mixer, RowsMixer, rows=rows)
 
@@ -258,7 +258,7 @@ def share_rows(mixer: Mixer, rows: Rows) -> None:
 class RowsMixer(nn.Module):
     """A mixer of whose sequences this process has some rows."""
 
-    rows: Rows
+    rows: RowShare
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         given = sorted(name for name, value in options.items() if value is not None)

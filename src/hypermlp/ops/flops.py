@@ -103,7 +103,7 @@ def register_formulas(counter: ModuleType) -> None:
             counter.register_flop_formula(operator, get_raw=True)(count)
 
 
-class Watch(MetaPathFinder):
+class ImportWatch(MetaPathFinder):
     """Registers the formulas when the counter is imported, and then stops watching."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -126,5 +126,5 @@ def watch() -> None:
     """Have the counter know our operators, now or when it is imported."""
     if COUNTER in sys.modules:
         register_formulas(sys.modules[COUNTER])
-    elif not any(isinstance(finder, Watch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Watch())
+    elif not any(isinstance(finder, ImportWatch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, ImportWatch())

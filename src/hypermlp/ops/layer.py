@@ -27,7 +27,7 @@ from hypermlp.ops.registered import Inputs, flatten, gradients_with_graph, refer
 from hypermlp.ops.types import MixCall, Mixing, Spec
 
 
-class Projected(NamedTuple):
+class Projections(NamedTuple):
     """All (B T …): q gated, both controls activated, the readout's gate before its activation."""
 
     q: Tensor
@@ -38,29 +38,29 @@ class Projected(NamedTuple):
     gate_vo: Tensor
 
 
-def project(x: Tensor, p: LayerParameters, position: Tensor | None, history: Tensor | None, *, use: str) -> Projected:
+def project(x: Tensor, p: LayerParameters, position: Tensor | None, history: Tensor | None, *, use: str) -> Projections:
     """The projections of x (B T C); position and history as in pointwise.convs, use from pointwise.kernels_for."""
     p = p.projections()
     if not needs_gradient(x, *p):
         return compute_projections(x, p, position, history, use)[1]
     assert history is None, "for inference only"
-    return Projected._make(Project.apply(x, position, use, *p))
+    return Projections._make(Project.apply(x, position, use, *p))
 
 
 def compute_projections(
     x: Tensor, p: LayerParameters, position: Tensor | None, history: Tensor | None, use: str
-) -> tuple[Tensor, Projected]:
+) -> tuple[Tensor, Projections]:
     """The joined product and what is made of it; in differentiable steps where use is "plain"."""
     if use == "native" and history is None and native.fits(x, p):
         y, (q, _, s1, s2, k, v, gate_vo) = native.project.forward(x, position, p)
-        return y, Projected(*cast("Any", (q, s1, s2, k, v, gate_vo)))
+        return y, Projections(*cast("Any", (q, s1, s2, k, v, gate_vo)))
     x_k, x_v = convolve(x, p, position, history, use)
     k, v = F.linear(x_k, p.k, p.k_bias), F.linear(x_v, p.v, p.v_bias)
     del x_k, x_v
     y = F.linear(x, *p.joined())
     gate_vo = F.linear(x, p.gate_vo, p.gate_vo_bias)
     q, s1, s2 = kernels(use).gates_forward(y, p.sizes)
-    return y, Projected(q, s1, s2, k, v, gate_vo)
+    return y, Projections(q, s1, s2, k, v, gate_vo)
 
 
 def convolve(x: Tensor, p: LayerParameters, position: Tensor | None, history: Tensor | None, use: str) -> tuple[Tensor, Tensor]:
@@ -92,12 +92,12 @@ class Project(torch.autograd.Function):
             d_q, d_s1, d_s2, *others = d
             d_x, found = native.project.backward((d_q, None, d_s1, d_s2, *others), y, x, position, p, wanted)
         else:
-            d_x, found = project_backward(Projected._make(d), y, x, position, p, wanted, ctx.use)
+            d_x, found = project_backward(Projections._make(d), y, x, position, p, wanted, ctx.use)
         return (d_x, None, None, *found)
 
 
 def project_backward(
-    d: Projected, y: Tensor, x: Tensor, position: Tensor | None, p: LayerParameters, wanted: LayerParameters, use: str
+    d: Projections, y: Tensor, x: Tensor, position: Tensor | None, p: LayerParameters, wanted: LayerParameters, use: str
 ) -> tuple[Tensor, LayerParameters]:
     """Gradients of x and of the wanted parameters. Large tensors are freed as soon as they have served."""
     found: dict[str, Tensor | None] = dict.fromkeys(LayerParameters._fields)

@@ -141,7 +141,7 @@ def split(x: Tensor, C: int) -> Tensor:
     return F.pad(x, (0, 0, 0, -x.shape[1] % C)).unflatten(1, (-1, C))
 
 
-class Place(NamedTuple):
+class ChunkBlocks(NamedTuple):
     """`n` equal blocks of chunks from chunk `first` on, each with `left` chunks of keys and then `right` of queries."""
 
     first: int
@@ -158,7 +158,7 @@ class Place(NamedTuple):
 class Half(NamedTuple):
     """Queries and keys of the blocks of `place`, both carried to the border between left and right."""
 
-    place: Place
+    place: ChunkBlocks
     q: Tensor  # G n right C K
     k: Tensor  # G n left C K
 
@@ -170,9 +170,9 @@ def meetings(chunks: Chunks) -> Iterator[Half]:
     size = 1
     while size < N:
         count, rest = divmod(N, 2 * size)
-        places = [Place(0, count, size, size)] if count else []
+        places = [ChunkBlocks(0, count, size, size)] if count else []
         if rest > size:  # the last block is short on its right
-            places.append(Place(N - rest, 1, size, rest - size))
+            places.append(ChunkBlocks(N - rest, 1, size, rest - size))
         halves = [Half(p, p.blocks(q)[:, :, size:].contiguous(), p.blocks(k)[:, :, :size].contiguous()) for p in places]
         yield from halves
         size *= 2
@@ -205,7 +205,7 @@ class Read(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, v: Tensor, document: Tensor | None, places: tuple[Place, ...], *carried: Tensor
+        ctx: Any, logits: Tensor, v: Tensor, document: Tensor | None, places: tuple[ChunkBlocks, ...], *carried: Tensor
     ) -> Tensor:
         top = logits.amax(-1, keepdim=True)  # G N C 1
         p = (logits - top).exp_()
@@ -259,13 +259,13 @@ class Read(torch.autograd.Function):
         return d_logits, d_v, None, None, *d_carried
 
 
-def foreign_keys(document: Tensor, place: Place, i: int) -> Tensor:
+def foreign_keys(document: Tensor, place: ChunkBlocks, i: int) -> Tensor:
     """Which keys of the left half are of other documents than the queries of its right half's chunk i (1 n C left·C)."""
     blocks = place.blocks(document)[..., 0]  # 1 n left+right C
     return blocks[:, :, place.left + i, :, None] != blocks[:, :, : place.left].flatten(2)[:, :, None]
 
 
-def plain_read(logits: Tensor, v: Tensor, document: Tensor | None, places: tuple[Place, ...], *carried: Tensor) -> Tensor:
+def plain_read(logits: Tensor, v: Tensor, document: Tensor | None, places: tuple[ChunkBlocks, ...], *carried: Tensor) -> Tensor:
     """What Read computes, with all logits at once."""
     G, N, C, _ = logits.shape
     tiles = {(n, n): logits[:, n] for n in range(N)}  # chunk of rows, chunk of columns → G C C

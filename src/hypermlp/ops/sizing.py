@@ -73,7 +73,7 @@ def of(device: torch.device) -> Sizing:
 of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-class Sizes(NamedTuple):
+class CallSizes(NamedTuple):
     """How one call is computed on its device."""
 
     product: torch.dtype  # of matrix products and of what they take
@@ -82,11 +82,13 @@ class Sizes(NamedTuple):
     together: int  # sequences at a time
 
 
-def sizes(inputs: Inputs, spec: Spec, chunk: int | None) -> Sizes:
+def sizes(inputs: Inputs, spec: Spec, chunk: int | None) -> CallSizes:
     q, suited = inputs.q, of(inputs.q.device)
     columns = suited.columns(inputs.k.shape[1], spec)
     height = suited.height(chunk, q.shape[1], columns, q.shape[0] * q.shape[2])
-    return Sizes(suited.product_dtype(q.dtype), compute_dtype(q.dtype), height, suited.together(height, columns, q.shape[2]))
+    return CallSizes(
+        suited.product_dtype(q.dtype), compute_dtype(q.dtype), height, suited.together(height, columns, q.shape[2])
+    )
 
 
 def few_strips(inputs: Inputs, spec: Spec, chunk: int | None) -> bool:

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from hypermlp.analysis.statistics import HeadStatistics, OperatorStatistics, Statistics, analyse, random_noise
-from hypermlp.data.corpus import Tokens
+from hypermlp.data.corpus import TokenStream
 from hypermlp.files import refuse_foreign, write_json, write_own
 from hypermlp.models.bundled import short_name
 from hypermlp.provenance import provenance
@@ -70,7 +70,7 @@ def show_analyse(
     return statistics
 
 
-def take_windows(text: Tokens, count: int, context: int, end: int) -> list[Tensor]:
+def take_windows(text: TokenStream, count: int, context: int, end: int) -> list[Tensor]:
     """Windows of `context` tokens at equal distances, each behind the end of a document; fewer where the text is short."""
     if context < 2:
         raise ValueError(f"context ({context}) must be at least 2")

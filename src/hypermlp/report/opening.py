@@ -33,7 +33,7 @@ class Opening:
     lead: str
     whose: str  # the claims are
     tally: list[tuple[str, str]]  # verdict, and how many claims have it
-    problems: Sequence[str]  # why it does not count as registered
+    problems: Sequence[str]  # what keeps it from counting as registered
     claims: list[ClaimLine]
     origin: str
 
@@ -51,7 +51,7 @@ def opening(study: Judged) -> Opening:
         TOO_SHORT if study.results.quick else lead(study.results),
         "Claims of the paper" if study.results.protocol is None else "Claims that were registered",
         [(word, f"{counts[word]} {word}") for word in WORDS if counts[word]],
-        [f"Not registered beforehand: {problem}." for problem in study.results.unregistered],
+        study.results.objections,
         [ClaimLine(claim.verdict.word, claim_words(claim), claim.title, deciding(claim)) for claim in study.claims],
         origin(study.results),
     )

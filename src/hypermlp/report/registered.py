@@ -16,10 +16,10 @@ from hypermlp.verdicts.results import Results
 
 def protocol_section(study: Results) -> Markup:
     """Empty for a study without a protocol."""
-    return registration(study.versions, study.unregistered, paragraph(limits(study))) if study.versions else Markup()
+    return registration(study.versions, study.objections, paragraph(limits(study))) if study.versions else Markup()
 
 
-def registration(versions: Sequence[Version], problems: Sequence[str], more: Markup | None = None) -> Markup:
+def registration(versions: Sequence[Version], objections: Sequence[str], more: Markup | None = None) -> Markup:
     """The version that counts, what keeps it from counting as registered, and what was changed later."""
     version = registered_version(versions) or versions[0]
     protocol = read_protocol(version.text)
@@ -31,8 +31,8 @@ def registration(versions: Sequence[Version], problems: Sequence[str], more: Mar
         **protocol.why,
     }
     html = facts(about)
-    for problem in problems:
-        html += paragraph(f"Not registered beforehand: {problem}.", "warning")
+    for objection in objections:
+        html += paragraph(objection, "warning")
     changed = deviations(versions)
     if changed:
         html += paragraph(

@@ -194,7 +194,7 @@ def write_scaling(folder: Path, out: Path | None = None) -> Path:
         "Fitted curves": fit_table(study),
         "Predicted, then measured": forecast_table(study),
         "Rates and initial scales": rate_table(study),
-        "Protocol": registration(study.versions, study.unregistered) if study.versions else Markup(),
+        "Protocol": registration(study.versions, study.objections) if study.versions else Markup(),
         "Runs": runs(study),
     }
     shown = [(title, html) for title, html in sections.items() if html]

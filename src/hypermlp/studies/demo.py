@@ -24,7 +24,7 @@ from hypermlp.studies import mad
 from hypermlp.studies.mad import TaskJob, TaskStudy
 from hypermlp.studies.task_models import save_task_model
 from hypermlp.studies.worker import RunContext, Work
-from hypermlp.tasks.mad_settings import Setting, spell
+from hypermlp.tasks.mad_settings import MADSetting, spell
 
 MIXERS = ("G-cg-q-12o", "R-cg-q-12o", "S-pc", "R-cg-q", "R-12o!", "R-12!")
 SHOWN = MIXERS[0]  # whose lag kernels are kept
@@ -79,7 +79,7 @@ def train(job: TaskJob, context: RunContext | None = None) -> Record:
 
 
 @torch.no_grad()
-def reading(model: nn.Module, setting: Setting, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
+def reading(model: nn.Module, setting: MADSetting, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
     """What the answers to one example (T) read, in the head of the last layer that adds most there.
 
     shares: [answer][token], the part of the head's output that each token's value makes (analysis/memory.py).

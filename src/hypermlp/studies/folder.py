@@ -15,8 +15,9 @@ import contextlib
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from hypermlp import notice
@@ -67,12 +68,17 @@ class Folder:
             notice.once(f"{self.lines}: dropped {dropped} damaged line(s); those runs are repeated")
         return {record["key"]: record for record in records}
 
-    def begin(self, plan: dict[str, Any]) -> None:
-        """Write down what is run, and by whom. What the plan said before must not change; it may grow."""
+    def begin(self, plan: dict[str, Any], *, grows: Mapping[str, int] = MappingProxyType({}), **absent: Any) -> None:
+        """Write down what is run, and by whom. What the plan said before must not change.
+
+        grows: its tables that may get more entries (checks.py: same_settings).
+        absent: what it means that a plan does not say a number.
+        """
         path = self.path / "plan.json"
         starts = read_json(path)["starts"] if path.exists() else []
         new = json.loads(json.dumps(plan))
-        same_settings(self.path, self.plan, new, grows=True)
+        if self.plan:
+            same_settings(self.path, {**absent, **self.plan}, {**absent, **new}, grows=grows)
         self.plan = merge(self.plan, new)
         self.start = len(starts)
         write_json(path, {"plan": self.plan, "starts": [*starts, provenance()]})

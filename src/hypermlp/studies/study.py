@@ -43,6 +43,10 @@ from hypermlp.studies.search import (
 from hypermlp.studies.worker import Job, Work
 from hypermlp.train.optimisation import Precision
 
+# Tables of a plan that may get more entries, by task, mixer or file, and how deep below them. A new entry in the changes of a
+# task would be another task of the same name.
+GROWS = {"steps": 1, "changes": 1, "given": 2, "models": 2, "own": 1, "sources": 1}
+
 
 class Pairing(NamedTuple):
     """One mixer on one setting."""
@@ -69,7 +73,7 @@ class Study(ABC):
     rate_field: ClassVar[str]  # what says the learning rates that a search replaces
     flat: ClassVar[bool] = False  # there is one setting, which the plan's models are not filed under
     chosen: ClassVar[tuple[str, ...]] = ()  # fields that say which runs to do, not how
-    # Fields that older plans lack: written unless they have their default.
+    # Fields that older plans lack: written unless they have their default, which a plan without them means.
     added_later: ClassVar[tuple[str, ...]] = ("precision", "init", "init_scale", "search", "given")
 
     @property
@@ -143,6 +147,14 @@ class Study(ABC):
             value = value.to_plan() if isinstance(value, Search) else value
             values[field.name] = list(value) if isinstance(value, tuple) else value
         return values
+
+    @property
+    def absent(self) -> dict[str, Any]:
+        """What a plan means that does not say it."""
+        return {
+            "own": {},
+            **{field.name: field.default for field in dataclasses.fields(self) if field.name in self.added_later},
+        }
 
     def run(
         self,
@@ -244,7 +256,8 @@ class Study(ABC):
                     f"{', '.join(changed)} would have to be trained again to match it; use another folder than {folder.path}"
                 )
             pairings += [Pairing(key, setting, name, matched[name]) for name in mixers]
-        folder.begin({**self.numbers(), "models": models[""] if self.flat else models, "own": own.adopt(mixers)})
+        plan = {**self.numbers(), "models": models[""] if self.flat else models, "own": own.adopt(mixers)}
+        folder.begin(plan, grows=GROWS, **self.absent)
         return pairings
 
 

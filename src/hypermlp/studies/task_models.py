@@ -22,7 +22,7 @@ from hypermlp.models.saved import CONFIG, WEIGHTS, save_weights
 from hypermlp.provenance import provenance
 from hypermlp.studies.mad import TaskJob
 from hypermlp.tasks.mad import MAD
-from hypermlp.tasks.mad_settings import Setting
+from hypermlp.tasks.mad_settings import MADSetting
 from hypermlp.tasks.scores import evaluate
 
 BATCH = 64  # test examples at a time
@@ -32,7 +32,7 @@ MODEL_TYPE = "hypermlp-task"
 class TaskModel(NamedTuple):
     mixer: str
     model: nn.Module
-    setting: Setting
+    setting: MADSetting
     accuracy: float | None  # on the test examples
     inputs: Tensor  # N T: test examples
     targets: Tensor  # N T
@@ -71,7 +71,7 @@ def open_task_model(folder: str | Path) -> TaskModel:
     """The model of a folder, or a bundled one by its name, with its test examples."""
     folder = find_model(folder)
     about: dict[str, Any] = read_json(folder / CONFIG)
-    setting = Setting(**about["setting"])
+    setting = MADSetting(**about["setting"])
     make_mixer = new_layers(about["mixer"], about["depth"], about["width"], setting.seq_len, about["size"])
     model = build_model(setting, make_mixer, about["width"], about["inner"], about["depth"])
     model.load_state_dict(load_file(folder / WEIGHTS))

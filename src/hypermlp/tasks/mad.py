@@ -26,7 +26,7 @@ from torch import nn
 from hypermlp.checks import choose_from
 from hypermlp.config import IGNORED
 from hypermlp.tasks.base import Examples, Ints, Material, Part, Rows, Sets, Task, tensors
-from hypermlp.tasks.mad_settings import BENCHMARK, Setting, vocabulary
+from hypermlp.tasks.mad_settings import BENCHMARK, MADSetting, vocabulary
 from hypermlp.tasks.scores import evaluate
 
 SEED = 12345  # the benchmark's own
@@ -44,7 +44,7 @@ class Data(NamedTuple):
     validation: Split  # scored like the test split; empty unless asked for
 
 
-class Source:
+class RandomStreams:
     """The random streams of one data set, in the order in which the benchmark uses them up."""
 
     def __init__(self, seed: int, exact: bool) -> None:
@@ -65,7 +65,7 @@ class Source:
         return product >> 32
 
 
-def sample_recall(setting: Setting, source: Source, count: int, test: bool) -> Split:
+def sample_recall(setting: MADSetting, source: RandomStreams, count: int, test: bool) -> Split:
     """Pairs of a key and its value; a key that comes back brings its value back. Some pairs may be noise instead.
 
     noisy-recall, vocab_size = 12, seq_len = 20: keys 0-3, values 4-7, noise 8-11
@@ -108,7 +108,7 @@ def next_token(tokens: list[list[int]], scored: list[list[bool]], test: bool) ->
     return Split(inputs, np.where(mask[:, 1:], targets, IGNORED) if test else targets)
 
 
-def sample_fuzzy(setting: Setting, source: Source, count: int, test: bool) -> Split:
+def sample_fuzzy(setting: MADSetting, source: RandomStreams, count: int, test: bool) -> Split:
     """Recall with keys and values of one to three different tokens, padded on the left; tested keys are always three long.
 
     vocab_size = 9, seq_len = 40, k_motif = v_motif = 3: keys of 0-3, values of 4-7, pad 8, the bars are only drawn here
@@ -150,15 +150,15 @@ class Motifs:
         for size, motifs in self.motifs.items():
             self.order[size] = rng.permutation(len(motifs))
 
-    def draw_size(self, source: Source) -> int:
+    def draw_size(self, source: RandomStreams) -> int:
         return self.sizes[source.below(len(self.sizes))]
 
-    def draw(self, source: Source, size: int) -> tuple[int, ...]:
+    def draw(self, source: RandomStreams, size: int) -> tuple[int, ...]:
         motifs = self.motifs[size]
         return motifs[self.order[size][source.below(len(motifs))]]
 
 
-def fuzzy_row(setting: Setting, source: Source, keys: Motifs, values: Motifs) -> tuple[list[int], list[bool], bool]:
+def fuzzy_row(setting: MADSetting, source: RandomStreams, keys: Motifs, values: Motifs) -> tuple[list[int], list[bool], bool]:
     """One row without its padding, which of its tokens count, and whether the key asked for at the end was shown before."""
     if source.exact:
         keys.shuffle(source.rng)
@@ -185,7 +185,7 @@ def fuzzy_row(setting: Setting, source: Source, keys: Motifs, values: Motifs) ->
     return row, again, probe in seen
 
 
-def sample_copying(setting: Setting, source: Source, count: int, test: bool) -> Split:
+def sample_copying(setting: MADSetting, source: RandomStreams, count: int, test: bool) -> Split:
     """Data tokens among blanks, then a copy token: write the data down, in order, on the blanks behind it.
 
     vocab_size = 8, seq_len = 16, num_tokens_to_copy = 4: data 0-5, blank 6, copy 7
@@ -207,7 +207,7 @@ def sample_copying(setting: Setting, source: Source, count: int, test: bool) -> 
     return Split(inputs, targets)
 
 
-def sample_compression(setting: Setting, source: Source, count: int, test: bool) -> Split:
+def sample_compression(setting: MADSetting, source: RandomStreams, count: int, test: bool) -> Split:
     """Tokens and a last one that stands for the whole: an auto-encoder is to rebuild every position from it.
 
     vocab_size = 8, seq_len = 10: data 0-6, compress 7
@@ -221,7 +221,7 @@ def sample_compression(setting: Setting, source: Source, count: int, test: bool)
     return Split(inputs, inputs.copy())
 
 
-def sample_memorization(setting: Setting, source: Source, count: int, test: bool) -> Split:
+def sample_memorization(setting: MADSetting, source: RandomStreams, count: int, test: bool) -> Split:
     """Keys whose values never stand in the input: one map, the same for all splits, is to be learnt by heart.
 
     vocab_size = 10, seq_len = 12, the map 2→8 0→7 3→4 1→6: insert 9
@@ -243,7 +243,7 @@ def sample_memorization(setting: Setting, source: Source, count: int, test: bool
     return Split(inputs, targets)
 
 
-SAMPLERS: dict[str, Callable[[Setting, Source, int, bool], Split]] = {
+SAMPLERS: dict[str, Callable[[MADSetting, RandomStreams, int, bool], Split]] = {
     "compression": sample_compression,
     "fuzzy-recall": sample_fuzzy,
     "in-context-recall": sample_recall,
@@ -253,20 +253,20 @@ SAMPLERS: dict[str, Callable[[Setting, Source, int, bool], Split]] = {
 }
 
 
-def generate(setting: Setting, seed: int = SEED, *, exact: bool = True, validation: int = 0) -> Data:
+def generate(setting: MADSetting, seed: int = SEED, *, exact: bool = True, validation: int = 0) -> Data:
     """The data of a setting, always the same for the same arguments.
 
     `exact` gives the benchmark's own numbers; without it fuzzy recall, the one task this touches, is faster at a large
     vocabulary and never asks for a key that was not shown. `validation` adds a third split of so many examples.
     """
-    source, sample = Source(seed, exact), SAMPLERS[setting.task]
+    source, sample = RandomStreams(seed, exact), SAMPLERS[setting.task]
     train = sample(setting, source, setting.num_train, False)
     test = sample(setting, source, setting.num_test, True)
     empty = Split(test.inputs[:0], test.targets[:0])
     return Data(train, test, sample(setting, source, validation, True) if validation else empty)
 
 
-def clean_targets(setting: Setting, targets: Ints) -> Ints:
+def clean_targets(setting: MADSetting, targets: Ints) -> Ints:
     """Targets without what is known beforehand: compression's last token is always the same, yet the benchmark scores it."""
     if setting.task != "compression":
         return targets
@@ -286,11 +286,11 @@ class MadTask(Task):
     def __init__(self, name: str) -> None:
         self.name, (self.baseline, self.axes) = name, BENCHMARK[name]
 
-    def generate(self, setting: Setting, seed: int, *, clean: bool) -> Data:
+    def generate(self, setting: MADSetting, seed: int, *, clean: bool) -> Data:
         """All examples, with a validation split only if `clean`; seed 0 is the published data, unless `clean`."""
         return generate(setting, SEED + seed, exact=not clean, validation=setting.num_test if clean else 0)
 
-    def load(self, setting: Setting, seed: int, *, clean: bool) -> tuple[Examples, Examples, Examples]:
+    def load(self, setting: MADSetting, seed: int, *, clean: bool) -> tuple[Examples, Examples, Examples]:
         """Train, validation and test examples as tensors, with the targets that are scored."""
         data = self.generate(setting, seed, clean=clean)
 
@@ -299,15 +299,15 @@ class MadTask(Task):
 
         return counted(data.train), counted(data.validation), counted(data.test)
 
-    def open(self, setting: Setting, seed: int, *, clean: bool = True) -> Material:
+    def open(self, setting: MADSetting, seed: int, *, clean: bool = True) -> Material:
         train, validation, test = self.load(setting, seed, clean=clean)
         return Material(lambda epoch: [train], {"validation": [validation]}, {"test": [test]})
 
-    def training(self, setting: Setting, seed: int, epoch: int) -> list[Rows]:
+    def training(self, setting: MADSetting, seed: int, epoch: int) -> list[Rows]:
         data = self.generate(setting, seed, clean=True).train
         return [Rows(data.inputs, clean_targets(setting, data.targets))]
 
-    def evaluation(self, setting: Setting, seed: int, part: Part) -> dict[str, list[Rows]]:
+    def evaluation(self, setting: MADSetting, seed: int, part: Part) -> dict[str, list[Rows]]:
         data = self.generate(setting, seed, clean=True)
         inputs, targets = data.test if part == "test" else data.validation
         return {"test": [Rows(inputs, clean_targets(setting, targets))]}
@@ -322,7 +322,7 @@ class MadTask(Task):
             return {"accuracy": found.accuracy, "loss": found.loss}
         return {"accuracy": found.macro_accuracy, "perplexity": found.perplexity, "loss": found.loss}
 
-    def settings(self, scale: Literal["baseline", "full"]) -> list[Setting]:
+    def settings(self, scale: Literal["baseline", "full"]) -> list[MADSetting]:
         """The baseline, and at full scale every change of one number that the benchmark makes to it."""
         choose_from("scale", scale, ("baseline", "full"))
         if scale == "baseline":
@@ -330,7 +330,7 @@ class MadTask(Task):
         changed = [self.vary(name, value) for name, values in self.axes.items() for value in values]
         return [self.baseline, *changed]
 
-    def vary(self, name: str, value: Any) -> Setting:
+    def vary(self, name: str, value: Any) -> MADSetting:
         """The baseline with one number changed."""
         return dataclasses.replace(self.baseline, **{name: value})
 

@@ -27,7 +27,7 @@ SPECIAL: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class MADSetting:
     """One task at one size, under the benchmark's names."""
 
     task: str
@@ -92,7 +92,7 @@ class Setting:
         return self == BENCHMARK[self.task].baseline
 
 
-def vocabulary(setting: Setting) -> dict[str, range]:
+def vocabulary(setting: MADSetting) -> dict[str, range]:
     """Which tokens play which role: content first, then noise, then the special tokens."""
     rest = setting.vocab_size - len(setting.special)
     content = rest - setting.noise_vocab_size
@@ -104,7 +104,7 @@ def vocabulary(setting: Setting) -> dict[str, range]:
     return {"key": range(content // 2), "value": range(content // 2, content), **roles}
 
 
-def spell(setting: Setting, token: int) -> str:
+def spell(setting: MADSetting, token: int) -> str:
     """A token as a reader wants to see it: content by its number, the others by their role.
 
     >>> copying = Setting(task="selective-copying", vocab_size=8, seq_len=20, num_tokens_to_copy=5)
@@ -115,7 +115,7 @@ def spell(setting: Setting, token: int) -> str:
     return str(token) if role in ("data", "key", "value") else {"blank": "·", "pad": "·"}.get(role, role)
 
 
-def chance(setting: Setting) -> float:
+def chance(setting: MADSetting) -> float:
     """The accuracy of guessing among the tokens that can be an answer."""
     roles = vocabulary(setting)
     return 1 / len(roles.get("value") or roles["data"])
@@ -124,7 +124,7 @@ def chance(setting: Setting) -> float:
 class Benchmark(NamedTuple):
     """One task as published."""
 
-    baseline: Setting
+    baseline: MADSetting
     axes: dict[str, tuple[Any, ...]]  # the full benchmark varies each one alone
 
 
@@ -132,23 +132,23 @@ EXAMPLES = (6400, 3200, 1600, 800)
 # In the order of the columns of the paper's Table 1.
 BENCHMARK: dict[str, Benchmark] = {
     "compression": Benchmark(
-        Setting(task="compression", vocab_size=16, seq_len=32),
+        MADSetting(task="compression", vocab_size=16, seq_len=32),
         {"vocab_size": (32, 64, 128), "seq_len": (64, 128, 256), "num_train": EXAMPLES},
     ),
     "fuzzy-recall": Benchmark(
-        Setting(task="fuzzy-recall", vocab_size=16, seq_len=128, k_motif=3, v_motif=3),
+        MADSetting(task="fuzzy-recall", vocab_size=16, seq_len=128, k_motif=3, v_motif=3),
         {"vocab_size": (32, 64, 128), "seq_len": (256, 512, 1024), "num_train": EXAMPLES},
     ),
     "in-context-recall": Benchmark(
-        Setting(task="in-context-recall", vocab_size=16, seq_len=128),
+        MADSetting(task="in-context-recall", vocab_size=16, seq_len=128),
         {"vocab_size": (32, 64, 128), "seq_len": (256, 512, 1024), "num_train": EXAMPLES},
     ),
     "memorization": Benchmark(
-        Setting(task="memorization", vocab_size=256, seq_len=32, num_train=256),
+        MADSetting(task="memorization", vocab_size=256, seq_len=32, num_train=256),
         {"vocab_size": (512, 1024, 2048, 4096, 8192)},
     ),
     "noisy-recall": Benchmark(
-        Setting(task="noisy-recall", vocab_size=32, seq_len=128, noise_vocab_size=16, frac_noise=0.2),
+        MADSetting(task="noisy-recall", vocab_size=32, seq_len=128, noise_vocab_size=16, frac_noise=0.2),
         {
             "vocab_size": (48, 80, 144),
             "seq_len": (256, 512, 1024),
@@ -157,7 +157,7 @@ BENCHMARK: dict[str, Benchmark] = {
         },
     ),
     "selective-copying": Benchmark(
-        Setting(task="selective-copying", vocab_size=16, seq_len=256, num_tokens_to_copy=16),
+        MADSetting(task="selective-copying", vocab_size=16, seq_len=256, num_tokens_to_copy=16),
         {
             "vocab_size": (32, 64, 128),
             "seq_len": (512, 1024),

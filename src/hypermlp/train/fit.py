@@ -19,7 +19,7 @@ from hypermlp.train.training import NotFinite, Training, count
 SOLVED = "solved"  # how the reason of a run that ended by success begins
 
 
-class Rows(Protocol):
+class TrainingRows(Protocol):
     """Rows of one length (hypermlp.tasks: Examples)."""
 
     @property
@@ -37,10 +37,10 @@ class EpochSampler:
         seed: of the order.
     """
 
-    def __init__(self, rows: Callable[[int], Sequence[Rows]], *, batch: int, seed: int) -> None:
+    def __init__(self, rows: Callable[[int], Sequence[TrainingRows]], *, batch: int, seed: int) -> None:
         self.rows, self.batch, self.seed = rows, batch, seed
         self.epoch = sum(math.ceil(len(group.inputs) / batch) for group in rows(0))  # steps
-        self._order: tuple[int, list[tuple[Rows, Tensor]]] = (-1, [])
+        self._order: tuple[int, list[tuple[TrainingRows, Tensor]]] = (-1, [])
 
     def __call__(self, step: int) -> Sequence[Batch]:
         epoch, place = divmod(step, self.epoch)
@@ -49,7 +49,7 @@ class EpochSampler:
         group, rows = self._order[1][place]
         return [Batch(group.inputs[rows], group.targets[rows])]
 
-    def shuffle(self, epoch: int) -> list[tuple[Rows, Tensor]]:
+    def shuffle(self, epoch: int) -> list[tuple[TrainingRows, Tensor]]:
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
         groups = self.rows(epoch)
         batches = []

@@ -147,7 +147,7 @@ def smallest(measure: str, terms: Terms) -> float:
     return terms.nats if measure in LOSSES else terms.points
 
 
-class Shown(NamedTuple):
+class Finding(NamedTuple):
     """What a gain shows beyond chance."""
 
     above: bool  # 0, or what a collapse must exceed
@@ -155,11 +155,11 @@ class Shown(NamedTuple):
     within: bool  # the smallest effect of interest, on both sides
 
 
-def by_interval(gain: Estimate, measure: str, expect: Expectation, terms: Terms) -> Shown:
+def by_interval(gain: Estimate, measure: str, expect: Expectation, terms: Terms) -> Finding:
     """By the interval of the terms, each measure alone."""
     at, small = reference(measure, expect, terms), smallest(measure, terms)
     low, high = gain.ends(terms.interval)
-    return Shown(low > at, high < at, -small <= low and high <= small)
+    return Finding(low > at, high < at, -small <= low and high <= small)
 
 
 def reference(measure: str, expect: Expectation, terms: Terms) -> float:
@@ -168,7 +168,7 @@ def reference(measure: str, expect: Expectation, terms: Terms) -> float:
 
 
 def judge(
-    gain: Estimate | None, measure: str, expect: Expectation, terms: Terms, bound: str = "", shown: Shown | None = None
+    gain: Estimate | None, measure: str, expect: Expectation, terms: Terms, bound: str = "", shown: Finding | None = None
 ) -> Verdict:
     """The verdict on a comparison.
 
@@ -216,7 +216,7 @@ def correct(evidence: Sequence[Evidence], registered: bool) -> list[Evidence]:
         found = item.verdict
         if item.gain is not None and item.is_run:
             beyond, more = differ[place] <= ERROR, item.gain.mean > item.reference
-            shown = Shown(beyond and more, beyond and not more, same[place] <= ERROR)
+            shown = Finding(beyond and more, beyond and not more, same[place] <= ERROR)
             found = judge(item.gain, item.measure, item.expect, item.terms, item.bound, shown)
         own = found if item.terms.interval == "holm" else item.verdict
         return replace(item, corrected=found, verdict=own, p_corrected=differ.get(place))

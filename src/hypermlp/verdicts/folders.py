@@ -20,7 +20,7 @@ and a seed is damaged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,7 @@ from hypermlp.studies.scaling import ScalingStudy
 from hypermlp.studies.search import PHASE, Outcome, Place, Search, Tuned, Where, choose, read_search, scale_of, where
 from hypermlp.tasks import TASKS
 from hypermlp.train.run_folder import RUN, RunFolder
-from hypermlp.verdicts.registration import VERSIONS, read_versions, registration_problems
+from hypermlp.verdicts.registration import MARK, VERSIONS, objections, read_versions
 from hypermlp.verdicts.results import Results, label_of
 
 HALVES = ("mad", "language")
@@ -175,9 +175,8 @@ def is_run(record: Record, kind: object) -> bool:
 
 
 def new_results(place: Path, parts: Sequence[Runs]) -> Results:
-    """The results of a study; of runs with the same identity the last one counts, of a registered one its seeds alone."""
+    """The results of a study; of runs with the same identity the last one counts, of a registered one what was registered."""
     tell_apart([record for part in parts if part.plan.get("study") == "training" for record in part.records])
-    registered = (place / VERSIONS).exists()
     found = Results(
         folders=tuple(dict.fromkeys(part.folder for part in parts)),
         plans={part.kind: part.plan for part in parts},
@@ -190,15 +189,29 @@ def new_results(place: Path, parts: Sequence[Runs]) -> Results:
         tuned=frozenset(
             Place(choice.variant, setting, choice.scale) for part in parts for (_, setting), choice in part.choices.items()
         ),
-        versions=tuple(read_versions(place)) if registered else (),
-        unregistered=tuple(registration_problems(place)) if registered else (),
+        versions=tuple(read_versions(place)),
+        objections=objections(place, (record.get(MARK) for part in parts for record in part.records)),
     )
     names = ("mixer", "setting", "seed", "lr", "weight_decay")
     runs = {(part.kind, scale_of(r), *(r.get(name) for name in names)): r for part in parts for r in part.counted}
+    registered = planned(found)
     for (kind, *_), record in runs.items():
-        if found.protocol is None or record["seed"] < found.protocol.seeds:
+        if registered is None or registered(kind, record):
             (found.language if kind == "language" else found.mad).append(record)
     return found
+
+
+def planned(study: Results) -> Callable[[str, Record], bool] | None:
+    """Whether a run is one that was registered: later versions may add seeds, and settings of a task. None: nothing was."""
+    if (protocol := study.protocol) is None:
+        return None
+    settings = {kind: set(own.settings()) for kind, own in protocol.studies.items()}
+
+    def is_planned(kind: str, record: Record) -> bool:
+        known = record.get(MARK) == protocol.digest or record.get("setting", "") in settings.get(kind, {})
+        return known and bool(record["seed"] < protocol.seeds)
+
+    return is_planned
 
 
 def tell_apart(trained: Sequence[Record]) -> None:

@@ -12,7 +12,7 @@ import json
 import subprocess
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
@@ -25,7 +25,11 @@ from hypermlp.studies.protocol import Protocol, digest
 
 VERSIONS = "protocols.jsonl"
 MARK = "registered"  # what a record calls the digest of its protocol
-JUDGING = ("studies/protocol.py", "studies/scores.py", "studies/search.py", "verdicts/*.py")  # once the runs are there
+# What gives verdicts once the runs are there, with the numbers that it takes from elsewhere: of guessing, and the paper's.
+JUDGING = (
+    *("studies/protocol.py", "studies/scores.py", "studies/search.py", "verdicts/*.py", "verdicts/*.toml"),
+    *("tasks/mad_settings.py", "paper/tables.py"),
+)
 
 
 def judging_code() -> str:
@@ -57,7 +61,7 @@ def enter(folder: Path, path: Path, protocol: Protocol) -> list[Version]:
     versions = read_versions(folder)
     records = sum(len(read_lines(lines)[0]) for lines in sorted(folder.glob("*/runs.jsonl")))
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    version = Version(protocol.digest, protocol.text, date, *commit_of(path), records, judging_code())
+    version = Version(protocol.digest, protocol.text, date, *commit_of(path, protocol.text), records, judging_code())
     if not versions or not same_version(versions[-1], version):
         append_json_line(folder / VERSIONS, vars(version))
         versions.append(version)
@@ -79,20 +83,23 @@ def read_versions(folder: Path) -> list[Version]:
     return [Version(**{name: value for name, value in line.items() if name in known}) for line in lines]
 
 
-def commit_of(path: Path) -> tuple[str | None, str | None]:
-    """The commit that gave the file its present content, and its date."""
+def commit_of(path: Path, text: str) -> tuple[str | None, str | None]:
+    """The commit in which the file has this text, if that is its latest, and its date.
+
+    The text itself is compared: git can be told not to look at a file, and a file can change while a program runs.
+    """
+
+    path = path.resolve()
 
     def git(*arguments: str) -> str:
-        run = subprocess.run(["git", *arguments], cwd=path.resolve().parent, capture_output=True, text=True, check=True)
-        return run.stdout.strip()
+        return subprocess.run(["git", *arguments], cwd=path.parent, capture_output=True, check=True).stdout.decode()
 
     try:
-        if git("status", "--porcelain", "--", path.name):
-            return None, None
-        commit, _, date = git("log", "-1", "--format=%H %cI", "--", path.name).partition(" ")
-    except (OSError, subprocess.CalledProcessError):
+        commit, _, date = git("log", "-1", "--format=%H %cI", "--", path.name).strip().partition(" ")
+        committed = git("show", f"{commit}:./{path.name}") if commit else None
+    except (OSError, subprocess.CalledProcessError, UnicodeDecodeError):
         return None, None
-    return commit or None, date or None
+    return (commit, date) if committed is not None and committed.replace("\r\n", "\n") == text else (None, None)
 
 
 def registered_version(versions: Sequence[Version]) -> Version | None:
@@ -139,7 +146,7 @@ def shown(value: Any) -> str:
 
 
 def registration_problems(folder: Path) -> list[str]:
-    """Why the runs and verdicts of a folder do not count as registered beforehand; none if they do.
+    """Why the runs of a folder do not count as registered beforehand; none if they do.
 
     Decided by what the folder itself holds, so that it needs no history.
     """
@@ -155,11 +162,30 @@ def registration_problems(folder: Path) -> list[str]:
         if version.committed is not None and moment(version.committed) > moment(version.date):
             found.append(f"the protocol was committed at {version.committed}, after the first start at {version.date}")
     reasons = Counter(filter(None, map(partial(unregistered, versions), read_runs(folder))))
-    found += [f"{count} runs {why}" for why, count in reasons.items()]
-    registered = (registered_version(versions) or versions[0]).judging
-    if registered is not None and registered != judging_code():
-        found.append(f"verdicts are given by other code than was registered: {judging_code()}, not {registered}")
-    return found
+    return found + [f"{count} runs {why}" for why, count in reasons.items()]
+
+
+def other_judge(folder: Path) -> str | None:
+    """Which code the verdicts were registered with, where it is not this one; None where it is."""
+    versions = read_versions(folder)
+    version = registered_version(versions) or next(iter(versions), None)
+    if version is None or version.judging in (None, judging_code()):
+        return None
+    starts = [start for path in folder.glob("*/plan.json") for start in read_json(path)["starts"]]
+    starts.sort(key=lambda start: moment(start["date"]))
+    commits = [start["commit"] for start in starts if moment(start["date"]) >= moment(version.date) and start.get("commit")]
+    return f"{version.judging}{f', which commit {commits[0]} has' if commits else ''}"
+
+
+def objections(folder: Path, marks: Iterable[str | None]) -> tuple[str, ...]:
+    """What a reader must know before the verdicts of a study, in sentences; marks: what its records say of a protocol."""
+    if not (folder / VERSIONS).exists():
+        lost = ", ".join(sorted({str(mark) for mark in marks if mark is not None}))
+        return (f"Its runs say that they are registered ({lost}), and {VERSIONS} is gone: see its history.",) if lost else ()
+    found = [f"Not registered beforehand: {problem}." for problem in registration_problems(folder)]
+    if (registered := other_judge(folder)) is not None:
+        found.append(f"Judged by other code ({judging_code()}) than was registered ({registered}).")
+    return tuple(found)
 
 
 def read_runs(folder: Path) -> Iterator[tuple[str | None, str | None]]:

@@ -24,7 +24,7 @@ from hypermlp.studies.protocol import Protocol, Terms, read_protocol
 from hypermlp.studies.scores import common_mean, setting_score, task_scores
 from hypermlp.studies.search import Outcome, Place
 from hypermlp.tasks import TASKS
-from hypermlp.tasks.mad_settings import Setting, chance
+from hypermlp.tasks.mad_settings import MADSetting, chance
 from hypermlp.verdicts.estimates import Estimate, Unpaired, estimate
 from hypermlp.verdicts.registration import Version, registered_version
 
@@ -54,7 +54,7 @@ class Results:
     searches: dict[Place, Outcome] = dataclasses.field(default_factory=dict)
     tuned: frozenset[Place] = frozenset()  # what searches chose for each mixer, among its scales and variants
     versions: tuple[Version, ...] = ()  # of the protocol that it was registered by
-    unregistered: tuple[str, ...] = ()  # why its runs do not count as registered beforehand
+    objections: tuple[str, ...] = ()  # what a reader must know before the verdicts (registration.py)
 
     @cached_property
     def registered(self) -> Version | None:
@@ -310,7 +310,7 @@ def read_setting(key: str) -> dict[str, Any]:
 
 
 def chance_of(key: str) -> float:
-    return chance(Setting(**read_setting(key)))
+    return chance(MADSetting(**read_setting(key)))
 
 
 def changes(key: str, other: str) -> list[str]:

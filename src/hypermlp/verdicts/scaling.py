@@ -25,7 +25,7 @@ from hypermlp.studies.scaling_law import (
 )
 from hypermlp.studies.search import FINAL, scale_of, where
 from hypermlp.verdicts.estimates import Estimate, estimate
-from hypermlp.verdicts.registration import VERSIONS, Version, read_versions, registration_problems
+from hypermlp.verdicts.registration import MARK, VERSIONS, Version, objections, read_versions
 from hypermlp.verdicts.results import REFERENCES
 
 BEYOND = 10.0  # times the largest compute: how far curves are continued
@@ -95,7 +95,7 @@ class ScalingResults:
     records: list[Record]  # of all phases
     predictions: list[Record]
     versions: tuple[Version, ...] = ()  # of the protocol that it was registered by
-    unregistered: tuple[str, ...] = ()  # why its runs do not count as registered beforehand
+    objections: tuple[str, ...] = ()  # what a reader must know before the verdicts (registration.py)
 
     @cached_property
     def counted(self) -> list[Record]:
@@ -232,10 +232,16 @@ class ScalingResults:
         return sorted(((mixer, score) for mixer, score in scores if score is not None), key=lambda pair: pair[1].mean)
 
 
+class Unfinished(ValueError):
+    """A study has no runs to show."""
+
+
 def is_scaling(folder: Path) -> bool:
     """Whether a folder is that of a scaling study."""
     path = folder / "plan.json"
-    return path.is_file() and read_json(path)["plan"].get("study") == ScalingStudy.kind
+    head = read_json(path) if path.is_file() else {}
+    plan = head.get("plan") if isinstance(head, dict) else None  # other programs have a plan.json, too
+    return isinstance(plan, dict) and plan.get("study") == ScalingStudy.kind
 
 
 def find_scaling(folder: Path) -> list[Path]:
@@ -251,8 +257,8 @@ def read_scaling(folder: Path) -> ScalingResults:
     latest = {record["key"]: record for record in read_lines(folder / "runs.jsonl")[0]}
     place = folder.resolve().parent
     place = place if (place / VERSIONS).exists() else folder
-    known = (tuple(read_versions(place)), tuple(registration_problems(place))) if (place / VERSIONS).exists() else ()
+    known = (tuple(read_versions(place)), objections(place, (record.get(MARK) for record in latest.values())))
     found = ScalingResults(head["plan"], head["starts"], list(latest.values()), list(predictions), *known)
     if not found.counted:
-        raise ValueError(f"no run that counts is finished in {folder}: the same command continues the study")
+        raise Unfinished(f"no run that counts is finished in {folder}: the same command continues the study")
     return found

@@ -135,7 +135,7 @@ def test_tables_of_64_bits(T: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rows, far", [(1 << 18, False), (1 << 19, True)])
 def test_which_tensors_are_far(rows: int, far: bool) -> None:
     q, k, v = (torch.empty(1, rows, heads, 4096 // heads // part, device="meta") for heads, part in ((4, 4), (4, 4), (2, 1)))
-    assert launch.Prepared.far.fget(SimpleNamespace(q=q, k=k, v=v)) == far
+    assert launch.LaunchInputs.far.fget(SimpleNamespace(q=q, k=k, v=v)) == far
 
 
 def test_amd_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

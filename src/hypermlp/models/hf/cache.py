@@ -25,7 +25,7 @@ class Unread(NamedTuple):
 
 
 @dataclass
-class Record:
+class BlockHistory:
     """What a block has read since its cache was as in `base`, so that a state can go back: it is computed again from there."""
 
     base: LayerCache
@@ -57,7 +57,7 @@ class HyperCache(Cache):
         self.one_way = one_way  # some layer cannot forget its last tokens
         self.columns = 0  # of input that have gone through, padding included
         self._read, self._unread = ModelCache([]), list[Unread]()
-        self.records: dict[int, Record] | None = None  # of layers that cannot forget; None: nobody will crop
+        self.records: dict[int, BlockHistory] | None = None  # of layers that cannot forget; None: nobody will crop
 
     @property
     def memory(self) -> ModelCache:
@@ -89,7 +89,7 @@ class HyperCache(Cache):
             layers.append(mixer.new_cache(x.shape[0], device=x.device))
         if self.records is not None and layers[index].one_way:
             if index not in self.records:
-                self.records[index] = Record(layers[index].clone())
+                self.records[index] = BlockHistory(layers[index].clone())
             self.records[index].calls.append((block, x.detach(), mask))
         return layers[index]
 
@@ -163,7 +163,7 @@ class HyperCache(Cache):
             raise ValueError(f"cannot crop by {columns} tokens: a state goes back to the last crop at most, {read} tokens ago")
         for index, record in self.records.items():
             layers[index] = record.after(read - columns) if columns else layers[index]
-            self.records[index] = Record(layers[index].clone())
+            self.records[index] = BlockHistory(layers[index].clone())
         if columns:
             left = layers[next(iter(self.records))].seen
             for index in set(range(len(layers))) - set(self.records):

@@ -11,7 +11,17 @@ from hypermlp.ops.registered import Inputs
 from hypermlp.ops.triton import backward as kernels
 from hypermlp.ops.triton.blocks import Chunk, chunk_rows
 from hypermlp.ops.triton.fallback import smaller_if_needed
-from hypermlp.ops.triton.launch import Prepared, empty, pieces_of, power_of_two, prepare, row_products, run, total, value_pieces
+from hypermlp.ops.triton.launch import (
+    LaunchInputs,
+    empty,
+    pieces_of,
+    power_of_two,
+    prepare,
+    row_products,
+    run,
+    total,
+    value_pieces,
+)
 from hypermlp.ops.triton.products import slot_product
 from hypermlp.ops.triton.tiles import Tile
 from hypermlp.ops.triton.work import Section, fill, room, sections, split
@@ -42,7 +52,7 @@ def backward(
 class Scratch:
     """What is kept per pair of a row and a slot: dw, w and a for each head, z (later dz) and dh for each routing head."""
 
-    def __init__(self, call: Prepared, cells: int) -> None:
+    def __init__(self, call: LaunchInputs, cells: int) -> None:
         """cells: of all heads of a chunk."""
         planes = scratch_planes(call)
         sizes = [n * cells for n in planes.values()]
@@ -54,7 +64,7 @@ class Scratch:
         return plane
 
 
-def scratch_planes(call: Prepared) -> dict[str, int]:
+def scratch_planes(call: LaunchInputs) -> dict[str, int]:
     """Planes of each kind per head."""
     routes = call.routes
     mixings = ({"dh": routes} if call.inputs.left1 is not None else {}) | ({"a": 1} if call.inputs.left2 is not None else {})
@@ -64,7 +74,7 @@ def scratch_planes(call: Prepared) -> dict[str, int]:
 class Gradients:
     """The gradients of one call while they are being made."""
 
-    def __init__(self, call: Prepared, d_o: Tensor, o: Tensor, rho: Tensor, u: Tensor, y2: Tensor, shared: bool) -> None:
+    def __init__(self, call: LaunchInputs, d_o: Tensor, o: Tensor, rho: Tensor, u: Tensor, y2: Tensor, shared: bool) -> None:
         """shared: the gradients of a slot come from several chunks, and are added up in float32."""
         q, i = call.q, call.inputs
         self.call, self.shape, self.u, self.y2, self.shared = call, call.shape(), u, y2, shared

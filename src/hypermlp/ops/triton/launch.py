@@ -47,7 +47,7 @@ def pieces_of(widths: Mapping[str, int]) -> int:
     return -(-widths["W"] // (widths["W1"] + widths["W2"]))
 
 
-class Prepared(NamedTuple):
+class LaunchInputs(NamedTuple):
     """The tensors of one call in the types and layouts of the kernels, and its sizes."""
 
     inputs: Inputs
@@ -141,7 +141,7 @@ def rows_apart(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.stride(3) == 1 and x.stride(2) == x.shape[3] else x.contiguous()
 
 
-def prepare(inputs: Inputs, spec: Spec, keep_type: bool = False) -> Prepared:
+def prepare(inputs: Inputs, spec: Spec, keep_type: bool = False) -> LaunchInputs:
     """keep_type: for kernels without matrix products, which take any type as it is."""
     dtype = inputs.q.dtype if keep_type else product_type(inputs.q.dtype)
     q = inputs.q.to(dtype).contiguous()
@@ -155,10 +155,10 @@ def prepare(inputs: Inputs, spec: Spec, keep_type: bool = False) -> Prepared:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return given(left, dtype), given(right, dtype), given(base, torch.float32), given(control, dtype)
 
-    return Prepared(inputs, spec, q, k, v, *mixing(*inputs[3:7]), *mixing(*inputs[7:11]))
+    return LaunchInputs(inputs, spec, q, k, v, *mixing(*inputs[3:7]), *mixing(*inputs[7:11]))
 
 
-def run(kernel: Any, grid: tuple[int, ...], used: Tile, call: Prepared, *arguments: Any, **constants: Any) -> None:
+def run(kernel: Any, grid: tuple[int, ...], used: Tile, call: LaunchInputs, *arguments: Any, **constants: Any) -> None:
     """Launch a kernel with the constants it takes; nothing where there is nothing to do."""
     if 0 in grid:
         return
@@ -167,12 +167,12 @@ def run(kernel: Any, grid: tuple[int, ...], used: Tile, call: Prepared, *argumen
     device.current.start(kernel, grid, arguments, chosen, used)
 
 
-def empty(call: Prepared, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def empty(call: LaunchInputs, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=call.q.device)
 
 
 def row_products(
-    name: str, call: Prepared, of: Section, routes: int, x: Tensor, y: Tensor, out: Tensor, rho: Tensor,
+    name: str, call: LaunchInputs, of: Section, routes: int, x: Tensor, y: Tensor, out: Tensor, rho: Tensor,
     DIVIDE: bool, **widths: int,
 ) -> None:  # fmt: skip
     """out = x y of a section, `routes` times for each head; x is the scratch in time order."""
@@ -218,7 +218,7 @@ def forward(inputs: Inputs, spec: Spec, chunk: int | None) -> tuple[Tensor, Tens
     return o, rho, u, y2
 
 
-def shares_of(call: Prepared, splits: int, *shape: int) -> Tensor:
+def shares_of(call: LaunchInputs, splits: int, *shape: int) -> Tensor:
     """Room for the shares of a sum over slots, zero where no program writes."""
     return (torch.empty if call.whole else torch.zeros)(splits, *shape, dtype=torch.float32, device=call.q.device)
 
@@ -228,7 +228,7 @@ def total(shares: Tensor) -> Tensor:
     return shares[0] if len(shares) == 1 else shares.sum(0)
 
 
-def first_sums(call: Prepared) -> Tensor:
+def first_sums(call: LaunchInputs) -> Tensor:
     """u = z·left1 (B T G R); empty without R1."""
     (B, T, G, _), H, shape = call.q.shape, call.v.shape[2], call.shape()
     if not shape["MIX1"]:
@@ -244,7 +244,7 @@ def first_sums(call: Prepared) -> Tensor:
     return total(shares)
 
 
-def second_sums(call: Prepared, u: Tensor) -> tuple[Tensor, Tensor]:
+def second_sums(call: LaunchInputs, u: Tensor) -> tuple[Tensor, Tensor]:
     """y2 = a·left2 (B T H R), empty without R2, and ρ (B T H)."""
     (B, T), H, shape = call.q.shape[:2], call.v.shape[2], call.shape()
     if not shape["MIX2"] and not shape["NORM"]:
@@ -263,7 +263,16 @@ def second_sums(call: Prepared, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hidden_pass(
-    call: Prepared, used: Tile, of: Section, per: int, splits: int, u: Tensor, y2: Tensor, rho: Tensor, w: Tensor, READ: bool
+    call: LaunchInputs,
+    used: Tile,
+    of: Section,
+    per: int,
+    splits: int,
+    u: Tensor,
+    y2: Tensor,
+    rho: Tensor,
+    w: Tensor,
+    READ: bool,
 ) -> None:
     """One launch of forward_w."""
     (B, T), H = call.q.shape[:2], call.v.shape[2]

@@ -16,7 +16,7 @@ PROCESSORS, CACHE = 4, 1 << 20  # of the GPU that is emulated: few and small, as
 compiled: dict[Any, Compiled] = {}
 
 
-class Shape(NamedTuple):
+class LaunchShape(NamedTuple):
     """What the compiler is told about a program's threads and pipelines."""
 
     warps: int
@@ -58,7 +58,7 @@ class Emulator(Device):
         self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, stages: int = 3, **constants: Any
     ) -> None:
         """Execute any Triton kernel, in place. arguments: in its order; constants: those that are tl.constexpr."""
-        self.start(kernel, grid, arguments, constants, Shape(warps, stages))
+        self.start(kernel, grid, arguments, constants, LaunchShape(warps, stages))
 
     def programs(self) -> set[str]:
         """The different programs that ran, without the names of their architecture.

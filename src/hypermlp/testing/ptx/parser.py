@@ -41,7 +41,7 @@ class Instruction(NamedTuple):
         return f"`{self.text}`" + (f" ({self.source})" if self.source else "")
 
 
-class Block(NamedTuple):
+class BasicBlock(NamedTuple):
     """Instructions that run one after another; the control instruction that ends them, if one does."""
 
     instructions: tuple[Instruction, ...]
@@ -55,7 +55,7 @@ class Kernel(NamedTuple):
     registers: dict[str, str]  # name → class, a key of WIDTHS
     symbols: dict[str, int]  # name → address in shared memory
     static_shared: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[BasicBlock, ...]
     targets: dict[str, int]  # label → block
 
 
@@ -191,7 +191,7 @@ class Body:
         for first, end in itertools.pairwise(cuts):
             part = self.code[first:end]
             control = part.pop() if part and part[-1].opcode in CONTROL else None
-            blocks.append(Block(tuple(part), control))
+            blocks.append(BasicBlock(tuple(part), control))
         number = {start: n for n, start in enumerate(cuts)}
         targets = {label: number[self.labels[label]] for label in jumps}
         return Kernel(

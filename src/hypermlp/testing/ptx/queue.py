@@ -12,19 +12,19 @@ import numpy as np
 from hypermlp.testing.ptx.shadow import Row
 
 
-class Work(Protocol):
+class QueuedWork(Protocol):
     """What one instruction began for some lanes."""
 
     @property
     def lanes(self) -> Row: ...
 
-    def part(self, chosen: Row) -> Work: ...
+    def part(self, chosen: Row) -> QueuedWork: ...
 
     def finish(self) -> None: ...
 
 
 class Begun(NamedTuple):
-    work: Work
+    work: QueuedWork
     group: Row  # the number of the group that each lane's work belongs to
 
 
@@ -39,7 +39,7 @@ class Queue:
         self.committed.fill(0)
         self.begun.clear()
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: QueuedWork) -> None:
         self.begun.append(Begun(work, self.committed[work.lanes]))
 
     def wait(self, where: Row | None, left: int | None) -> None:
