@@ -12,7 +12,7 @@ from hypermlp.report.words import corrected_words
 from hypermlp.studies.protocol import digest
 from hypermlp.verdicts.folders import read_studies
 from hypermlp.verdicts.judged import judge_folder
-from hypermlp.verdicts.registration import VERSIONS
+from hypermlp.verdicts.registration import MARK, VERSIONS
 from hypermlp.verdicts.results import Results
 from made_up import PROTOCOL, language, mad, write
 
@@ -88,8 +88,9 @@ def test_a_registered_claim_has_both_verdicts_and_says_what_its_seeds_cannot_sho
     text = text.replace('expect = "level"\non = ["memorization"]', 'expect = "more"\non = ["memorization", "compression"]')
     version = {"digest": digest(text), "text": text, "date": "2026-01-02T03:04:05+00:00", "commit": "abc", "committed": None}
     gains = {"memorization": (1.0, 7.0, 6.0, 9.0, 3.0), "compression": (0.5, 9.0, 0.0, 5.0, 9.0)}
-    records = [mad("S", task, 50 + gain[seed], seed) for task, gain in gains.items() for seed in range(5)]
-    records += [mad("R", task, 50, seed) for task in gains for seed in range(5)]
+    marks = {MARK: digest(text)}
+    records = [mad("S", task, 50 + gain[seed], seed, **marks) for task, gain in gains.items() for seed in range(5)]
+    records += [mad("R", task, 50, seed, **marks) for task in gains for seed in range(5)]
     write(tmp_path / "mad", records)
     (tmp_path / VERSIONS).write_text(json.dumps({**version, "records": 0}) + "\n")
     ((judged,),) = [judge_folder(tmp_path)]

@@ -79,7 +79,9 @@ def test_a_registered_study_whose_every_name_is_a_script(driver: Any, tmp_path: 
 
 def test_several_studies_and_unknown_tasks(driver: Any, tmp_path: Path) -> None:
     folder = tmp_path / NAME
-    write(folder / NAME, [mad(EVIL, "compression", 50), mad("S-pc", "compression", 20)])
+    for width in (64, 32):  # two of one title, which are told apart by their folders
+        runs = [mad(EVIL, "compression", 50), mad("S-pc", "compression", 20)]
+        write(folder / f"{NAME}{width}", runs, {"study": "mad", "width": width})
     write(folder / f"{NAME}2", [language(EVIL, 2.0), language("S-pc", 2.5)], {"study": "language"})
     scored = {"accuracy": 0.5, "loss": 1.0, "step": 4, "validation_loss": 1.0}
     sets = {"sets": {EVIL: {**scored, "slices": {EVIL: {EVIL: 0.5, "b": 0.7}}}}}
