@@ -28,6 +28,17 @@ def poisoned() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = before[1]
 
 
+@pytest.fixture(autouse=True)
+def own_mixers_leave() -> Iterator[None]:
+    """The registry is as it was: a test's own mixers, named by long paths, are in no other test's list."""
+    from hypermlp.mixers import MIXERS
+
+    before = set(MIXERS)
+    yield
+    for name in set(MIXERS) - before:
+        del MIXERS[name]
+
+
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     """Graphs of other tests' models count towards Dynamo's limit of recompilations of one forward."""

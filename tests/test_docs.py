@@ -69,6 +69,7 @@ SUBSTITUTES = {
 }
 ELSEWHERE = {  # too long for here: which file runs it
     "hypermlp demo": ".ci/run",
+    "hypermlp explore runs/demo": ".ci/newcomer",
     "hypermlp study run table1": "tests/test_cli.py",
     "hypermlp theory --out": "tests/report/test_theory_report.py",
     "pytest": ".ci/run",
@@ -89,6 +90,7 @@ KINDS = {
     "json": "data that tests/models/test_clients.py writes",
     "text": "not run: needs a cluster or a registered study; the options are checked",
     "console": "not run: needs a network, or minutes; the options are checked",
+    "dockerfile": "not run: needs Docker; the options are checked",
     "bibtex": "not code",
 }
 
@@ -178,9 +180,9 @@ def inline() -> list[tuple[str, str]]:
     plain = [
         (path.name, block.replace("\\\n", " "))
         for path in EVERYWHERE
-        for block in re.findall(r"^```(?:text|console)\n(.*?)^```", path.read_text(), re.M | re.S)
+        for block in re.findall(r"^```(?:text|console|dockerfile)\n(.*?)^```", path.read_text(), re.M | re.S)
     ]
-    return found + [(name, text) for name, block in plain for text in re.findall(r"\bhypermlp (?:[^#\n]*\S)", block)]
+    return found + [(name, text) for name, block in plain for text in re.findall(r"\bhypermlp (?=[\w-])(?:[^#\n]*\S)", block)]
 
 
 @pytest.mark.parametrize("document", EVERYWHERE, ids=lambda path: str(path.relative_to(ROOT)))

@@ -63,6 +63,12 @@ def test_a_terminal_breaks_lines_between_words_alone(monkeypatch: pytest.MonkeyP
     assert max(map(len, for_terminal(words).split("\n"))) <= 35
 
 
+def test_a_name_that_is_a_long_path_leaves_numbers_whole() -> None:
+    console = new_console(width=80, file=io.StringIO())
+    show_table(console, "", [Column("name"), Column("state bytes")], [[f"{'folder/' * 20}mixer.py:Own", "1,234,567"]])
+    assert "1,234,567" in printed(console)
+
+
 def test_there_is_one_way_to_a_console() -> None:
     """Anything else would read markup in paths and names."""
     for path in Path(hypermlp.__file__).parent.rglob("*.py"):

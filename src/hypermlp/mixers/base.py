@@ -411,9 +411,13 @@ def refuse_context_parallel() -> None:
 
 
 def is_split(module: nn.Module) -> bool:
-    """Whether a tensor parallel plan split its weight, and hooked it so that each process gets its part of the output."""
+    """Whether a tensor parallel plan split its weight, and has each process get its part of the output.
+
+    torch's plans do so by a hook, transformers' by a forward of their own.
+    """
     places = [getattr(p, "placements", ()) for p in module._parameters.values() if p is not None]
-    return bool(module._forward_hooks) and any(place.is_shard() for place in chain.from_iterable(places))
+    planned = bool(module._forward_hooks) or "forward" in module.__dict__
+    return planned and any(place.is_shard() for place in chain.from_iterable(places))
 
 
 def refuse_tensor_parallel(mixer: nn.Module) -> None:

@@ -66,6 +66,8 @@ def show_table(console: Console, title: str, columns: Sequence[Column], rows: Se
 def tabulate(width: int, title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], keys: int = 1) -> Group:
     """A table at most `width` wide: where it is wider, blocks of columns below each other, each with the first `keys`."""
     sizes = [column_size(column, [row[i] for row in rows]) for i, column in enumerate(columns)]
+    room = width - sum(least + GAP for least, _ in sizes[1:keys]) - max((least + GAP for least, _ in sizes[keys:]), default=0)
+    sizes[0] = (min(sizes[0][0], max(room, 1)), sizes[0][1])  # a long path as a name goes over lines; numbers stay whole
     parts: list[RenderableType] = [Text(title, "italic")] if title else []
     for block in blocks(width, columns, [least for least, _ in sizes], keys):
         table = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
