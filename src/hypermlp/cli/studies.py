@@ -204,6 +204,23 @@ def study_report(
     say(console, f"Report: {write_report(folder, out, studies)}")
 
 
+@study.command("repeat")
+@shows_tables
+def study_repeat(
+    folder: Annotated[Path, typer.Argument(help="A folder with runs, such as results/table1.")],
+    records: Annotated[int, typer.Option(min=1, help="How many of its runs, spread evenly over them.")] = 3,
+) -> None:
+    """Train some of a folder's runs again, and say whether their numbers are still the same. The folder stays as it is.
+
+    Bit-equal: every number of the curve and the scores is. Within rounding: the first evaluation differs by a thousandth at
+    most, as when another processor adds in another order. Changed: it differs by more, and the command ends with exit code 1.
+    """
+    from hypermlp.cli.watch import repeat_runs
+    from hypermlp.studies.executors import LocalPool
+
+    repeat_runs(open_console(), folder, records, LocalPool())
+
+
 def run_named(
     name: str,
     out: Path | None,

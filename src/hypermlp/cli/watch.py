@@ -16,6 +16,7 @@ from hypermlp.models.budget import TOLERANCE
 from hypermlp.ops import dispatch
 from hypermlp.report.page import write_report
 from hypermlp.report.progress import Scores, Screen, accuracies, describe, losses
+from hypermlp.report.repeat import show_repeated
 from hypermlp.report.scaling import losses_so_far, show_scaling, write_scaling
 from hypermlp.report.tasks import task_table
 from hypermlp.report.terminal import say
@@ -24,6 +25,7 @@ from hypermlp.studies.catalogue import StudyPlan
 from hypermlp.studies.executors import Executor
 from hypermlp.studies.folder import read_lines
 from hypermlp.studies.mad import TaskStudy
+from hypermlp.studies.repeat import CHANGED, FAILED, choose_runs, conditions, read_runs, repeat
 from hypermlp.studies.scaling import ScalingStudy
 from hypermlp.studies.search import PHASE
 from hypermlp.studies.study import Study
@@ -196,6 +198,22 @@ def leave_page(console: Console, folder: Path) -> None:
 def leave(records: Sequence[Record]) -> None:
     """End the program with an error if a run failed, after all that could be done was done."""
     if any(record["error"] is not None for record in records):
+        raise SystemExit(1)
+
+
+def repeat_runs(console: Console, folder: Path, count: int, executor: Executor) -> None:
+    """Make some of a folder's runs again, and show what became of their numbers."""
+    runs = choose_runs(list(read_runs(folder)), count)
+    if not runs:
+        raise ValueError(f"{folder} and the folders below have no finished runs that can be made again")
+    minutes = sum(one.record["seconds"] for one in runs) / 60
+    say(console, f"{len(runs)} runs of {folder}, which took {minutes:.1f} minutes of one core.")
+    dispatch.announce(dispatch.choose())
+    screen = Screen(console, lambda records, width: Group())
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        found = repeat(runs, executor=executor, tell=lambda progress: live.update(screen.render(progress)), done=screen.done)
+    show_repeated(console, found, conditions())
+    if any(one.outcome in (CHANGED, FAILED) for one in found):
         raise SystemExit(1)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import NamedTuple, get_args
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -59,6 +60,20 @@ def native_obstacle(device: str, dtype: str, aligner: str) -> str | None:
     if aligner != "offset":
         return f"for the {aligner} layout: the native kernel computes the offset layout"
     return None if native.library().handle is not None else native.library().reason
+
+
+# Variables that decide which code multiplies matrices.
+MATH = ("MKL_", "ATEN_CPU", "HYPERMLP_IMPL", "HYPERMLP_CXXFLAGS")
+
+
+def rounding() -> dict[str, Any]:
+    """What decides the last bits of a result, beside versions and processor: the compiled kernel, and settings of libraries."""
+    compiler = native.build.find_compiler()
+    digest = native.build.digest(compiler) if compiler is not None and choose().impl == "native" else None
+    math = {name: value for name, value in sorted(os.environ.items()) if name.startswith(MATH)}
+    if preloaded := os.environ.get("LD_PRELOAD", "").replace(":", " ").split():
+        math["LD_PRELOAD"] = " ".join(Path(path).name for path in preloaded)  # without the machine's folders
+    return {"kernel": digest, "math": math}
 
 
 def announce(choice: Choice) -> None:

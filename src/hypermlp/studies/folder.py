@@ -23,6 +23,7 @@ from typing import Any
 from hypermlp import notice
 from hypermlp.checks import same_settings
 from hypermlp.files import Record, append_json_line, end_last_line, lock, read_json, read_json_lines, write_json, write_whole
+from hypermlp.ops.dispatch import rounding
 from hypermlp.provenance import provenance
 
 
@@ -81,7 +82,7 @@ class Folder:
             same_settings(self.path, {**absent, **self.plan}, {**absent, **new}, grows=grows)
         self.plan = merge(self.plan, new)
         self.start = len(starts)
-        write_json(path, {"plan": self.plan, "starts": [*starts, provenance()]})
+        write_json(path, {"plan": self.plan, "starts": [*starts, {**provenance(), **rounding()}]})
 
     def append(self, record: Record) -> None:
         """One line, on the disk when this returns; or not at all, with an error."""

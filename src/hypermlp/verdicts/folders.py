@@ -196,7 +196,7 @@ def new_results(place: Path, parts: Sequence[Runs]) -> Results:
     runs = {(part.kind, scale_of(r), *(r.get(name) for name in names)): r for part in parts for r in part.counted}
     registered = planned(found)
     for (kind, *_), record in runs.items():
-        if registered is None or registered(kind, record):
+        if registered is None or registered(str(kind), record):
             (found.language if kind == "language" else found.mad).append(record)
     return found
 
