@@ -137,15 +137,15 @@ def free_path(path: Path, *suffixes: str) -> Path:
 OWN = ('name="generator" content="hypermlp"', "<title>hypermlp")  # in every page that we write
 
 
-def refuse_foreign(path: Path, own: Sequence[str] | None = OWN, *, force: bool = False) -> None:
-    """Raise if a file is there that we did not write; own: what our files hold, one of which tells them; None: nothing does."""
+def refuse_foreign(path: Path, own: Sequence[str] = OWN, *, force: bool = False) -> None:
+    """Raise if a file is there that we did not write; own: what our files hold, one of which tells them."""
     if force or not path.exists():
         return
-    if own is None or not path.is_file() or not any(mark in path.read_text(encoding="utf-8", errors="replace") for mark in own):
+    if not path.is_file() or not any(mark in path.read_text(encoding="utf-8", errors="replace") for mark in own):
         raise ValueError(f"{path} is there and was not written by hypermlp; choose another name, or replace it with --force")
 
 
-def write_own(path: Path, text: str, own: Sequence[str] | None = OWN, *, force: bool = False) -> None:
+def write_own(path: Path, text: str, own: Sequence[str] = OWN, *, force: bool = False) -> None:
     """Write a file whole; only a file of our own may be replaced."""
     refuse_foreign(path, own, force=force)
     path.parent.mkdir(parents=True, exist_ok=True)

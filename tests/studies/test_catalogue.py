@@ -143,7 +143,7 @@ def test_a_new_protocol_is_checked_and_a_mistake_is_named_with_file_and_section(
     assert done.exit_code == 0, done.output
     assert "Not committed" in done.output
     again = CliRunner().invoke(app, ["study", "new", str(file)])
-    assert "--force" in str(again.exception)
+    assert "mine.toml exists already; choose another name" in str(again.exception)
     file.write_text(new_protocol().replace("width = 64", 'width = "wide"'))
     wrong = CliRunner().invoke(app, ["study", "check", str(file)])
     assert "mine.toml: [mad]: width ('wide') must be a whole number" in str(wrong.exception)

@@ -136,15 +136,17 @@ def study_cost(
 @study.command("new")
 def study_new(
     file: Annotated[Path, typer.Argument(help="The file to write, such as mine.toml.")],
-    force: Force = False,
 ) -> None:
     """Write a protocol for you to change: which mixers take part, how they train, what is compared and by which rule."""
-    from hypermlp.files import write_own
+    from hypermlp.files import write_whole
     from hypermlp.studies.catalogue import SUFFIX, new_protocol
 
     if file.suffix != SUFFIX:
         raise ValueError(f"a protocol is a TOML file: {file} must end in {SUFFIX}")
-    write_own(file, new_protocol(), None, force=force)
+    if file.exists():
+        raise ValueError(f"{file} exists already; choose another name")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, new_protocol().encode())
     console = open_console()
     say(console, f"{file}: change it, then hypermlp study check {file}, commit it, hypermlp study run {file}")
 

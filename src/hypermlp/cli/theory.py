@@ -23,12 +23,6 @@ def theory(
             show_default=False,
         ),
     ] = None,
-    show: Annotated[
-        bool,
-        typer.Option(
-            "--list", help="Print a list as a Markdown table and stop: of the statements, or with --faults of the faults."
-        ),
-    ] = False,
     faults: Annotated[
         bool, typer.Option("--faults", help="Also plant faults in the operator, and say which statements notice them.")
     ] = False,
@@ -44,16 +38,8 @@ def theory(
     instances, how close inequalities came to equality, and the smallest error of the control, where the check must fail.
     If you name one statement or a few, their sentences are printed too.
     """
-    from hypermlp.report.theory import faults_markdown, markdown, show_theory
-    from hypermlp.theory import select
-    from hypermlp.theory.faults import noticed
+    from hypermlp.report.theory import show_theory
 
-    if show and out is not None:
-        raise ValueError("--list lists the statements and runs none, so there is no page for --out: leave out one of them")
     wanted = [part for text in only or [] for part in text.split(",")]
-    if show:
-        entries = select(wanted)
-        print(faults_markdown({e.number: names for e, names in noticed(entries)}) if faults else markdown(entries), end="")
-        return
     if not show_theory(open_console(), wanted, out, faults=faults, force=force):
         raise typer.Exit(1)
