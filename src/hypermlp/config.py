@@ -151,6 +151,18 @@ class HyperGLUConfig:
         return 2 * self.n_head if self.attn_kind == "glu" else self.n_head
 
     @property
+    def head_key_width(self) -> int:
+        """Of q and k in a routing head."""
+        assert self.qk_rank is not None
+        return self.qk_rank // self.routing_heads
+
+    @property
+    def head_value_width(self) -> int:
+        """Of v in a head."""
+        assert self.vo_rank is not None
+        return self.vo_rank // self.n_head
+
+    @property
     def lags(self) -> int:
         """Lags with parameters of their own."""
         return self.block_size + self.registers

@@ -97,6 +97,12 @@ def test_a_models_cache_is_handled_as_one(changes: dict[str, object]) -> None:
     assert cache.nbytes == sum(layer.nbytes for layer in cache.layers)
 
 
+@pytest.mark.parametrize("other", ["hello", [], model(depth=1).new_cache(1)])
+def test_what_is_no_cache_of_this_model_is_refused(other: object) -> None:
+    with pytest.raises(ValueError, match="new_cache"):
+        model()(some_tokens(1, 1), cache=other)
+
+
 def test_a_hybrid_that_cannot_go_back_changes_nothing_when_cropped() -> None:
     one_way = next(name for name in sorted(DISTINCT) if model(name).new_cache(1).one_way)
     net, tokens, more = exact(mixer=("softmax", one_way)), some_tokens(1, 9), some_tokens(1, 3, seed=1)

@@ -36,13 +36,10 @@ def run_fused(layer: HyperGLU, tokens: Tokens, cache: Cache | None, impl: str, c
     """Projections and readout as a node of autograd each."""
     assert layer.op1 is not None
     assert layer.op2 is not None
-    G, H = layer.config.routing_heads, layer.config.n_head
+    c, G, H = layer.config, layer.config.routing_heads, layer.config.n_head
     p, history = known_parameters(layer), None if cache is None else cache.history()
     made = nodes.project(tokens.x, p, tokens.document_position, history, use=pointwise.kernels_for(impl, tokens.x))
-    assert layer.config.qk_rank is not None
-    assert layer.config.vo_rank is not None
-    q, k = (heads(t, G, layer.config.qk_rank // G) for t in (made.q, made.k))
-    v = heads(made.v, H, layer.config.vo_rank // H)
+    q, k, v = heads(made.q, G, c.head_key_width), heads(made.k, G, c.head_key_width), heads(made.v, H, c.head_value_width)
     call = layer.arrange(tokens, cache, q, k, v, layer.op1(made.s1), layer.op2(made.s2), chunk)
     return nodes.mix_and_read(impl, call, made.gate_vo, p.o, p.o_bias)
 

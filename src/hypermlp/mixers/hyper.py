@@ -198,9 +198,7 @@ class HyperGLU(Mixer):
         x_k = x_v = x
         if self.conv_k is not None and self.conv_v is not None:
             x_k, x_v = pointwise.convs(x, self.conv_k(), self.conv_v(), tokens.document_position, history, impl=impl)
-        assert self.config.qk_rank is not None
-        assert self.config.vo_rank is not None
-        K, V = self.config.qk_rank // G, self.config.vo_rank // H
+        K, V = self.config.head_key_width, self.config.head_value_width
         q, k = heads(self.q(x), G, K), heads(self.k(x_k), G, K)
         if self.config.use_rope:
             # As in the released code, coordinate e has frequency e mod K/2, although it pairs with e ± 1.
@@ -293,10 +291,8 @@ class HyperGLU(Mixer):
                 "the identity layout has no cache: its parameters shift whenever the input grows "
                 '(use aligner_kind="offset", or generate with use_cache=False)'
             )
-        assert c.qk_rank is not None
-        assert c.vo_rank is not None
         return CacheSpec(
-            slots={"k": (c.routing_heads, c.qk_rank // c.routing_heads), "v": (c.n_head, c.vo_rank // c.n_head)},
+            slots={"k": (c.routing_heads, c.head_key_width), "v": (c.n_head, c.head_value_width)},
             window=c.lags,
             taps=c.conv_kernel_size if c.use_kv_conv else 1,
             width=self.width,
@@ -318,10 +314,9 @@ class HyperGLU(Mixer):
         divisible("n_head", c.n_head, count, f"the {count} processes that share its heads (tp)")
         if c.dropout:
             raise ValueError(f"dropout ({c.dropout}) must be 0: each process would draw random numbers of its own")
-        assert c.qk_rank is not None
-        assert c.vo_rank is not None
+        n_head, qk_rank = c.n_head // count, c.routing_heads // count * c.head_key_width
         with torch.device("meta"):
-            part = type(self)(c.replace(n_head=c.n_head // count, qk_rank=c.qk_rank // count, vo_rank=c.vo_rank // count))
+            part = type(self)(c.replace(n_head=n_head, qk_rank=qk_rank, vo_rank=n_head * c.head_value_width))
         return part.train(self.training)
 
     def mix_rows(self, x: Tensor, rows: RowShare) -> Tensor:

@@ -275,6 +275,8 @@ class LanguageModel(nn.Module):
             at: (batch, time), True where logits are wanted, in the order of the tokens. The others' are not computed: with a
                 large vocabulary and few scored tokens the head is most of a model's work.
         """
+        if cache is not None:
+            self._check_cache(cache)
         if cache is not None and attention_mask is None and cu_seqlens is None and at is None:
             logits = step(self, self._parts(), tokens, cache.layers)
             if logits is not None:
@@ -296,6 +298,15 @@ class LanguageModel(nn.Module):
             else:
                 x = block(x, **options)
         return self.head(self.norm(x if at is None else x[at]))
+
+    def _check_cache(self, cache: ModelCache) -> None:
+        if not isinstance(cache, ModelCache):
+            raise ValueError(f"cache is a {type(cache).__name__}; make it with this model's new_cache")
+        if len(cache.layers) != len(self.blocks):
+            raise ValueError(
+                f"the cache is one of {len(cache.layers)} layers, and this model has {len(self.blocks)}; make it with this "
+                "model's new_cache"
+            )
 
     def _parts(self) -> Parts:
         return Parts(self.embedding, self.positions, self.blocks, self.norm, self.head)

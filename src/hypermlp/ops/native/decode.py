@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hypermlp.ops.native.bindings import STRUCTURES, call, pointer, structure, thread_pool, view
+from hypermlp.ops.native.bindings import STRUCTURES, call, pointer, thread_pool, view
+from hypermlp.ops.native.layer import dimensions, operator_arguments
 from hypermlp.ops.parameters import LayerParameters, LayerShape, LinearWeights
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of weights, as hm_linear has them
@@ -50,18 +51,13 @@ class LayerCall:
     """
 
     def __init__(self, p: LayerParameters, linears: Sequence[LinearWeights | None], shape: LayerShape) -> None:
-        assert p.q is not None
-        assert p.v is not None
-        H, G, spec = shape.heads, shape.routing_heads, shape.spec
-        L, C, key_width, value_width = spec.block_size, p.q.shape[1], len(p.q), len(p.v)
-        rank1, rank2 = (0 if A is None else A.shape[2] for A in (p.A1, p.A2))
-        choices = (spec.kind == "relu", spec.norm != "none", shape.shortcut1, shape.shortcut2, spec.eps)
-        mix = structure("hm_args", 0, 1, 0, H, G, key_width // G, value_width // H, rank1, rank2, L, *choices)
+        W, H, G, K, V, rank1, rank2, L = dimensions(p, shape)
+        mix, C, key_width, value_width = operator_arguments(p, shape), p.q.shape[1], G * K, H * V
+        mix.T = 1
         rest = next((t.dtype for t in p.others if t is not None), torch.float32)
         factors1, factors2 = (G, L, rank1), (H, L, rank2)
         mix.A1, mix.B1, mix.diag1 = pointer(p.A1, factors1, rest), pointer(p.B1, factors1, rest), pointer(p.diag1, (G, L), rest)
         mix.A2, mix.B2, mix.diag2 = pointer(p.A2, factors2, rest), pointer(p.B2, factors2, rest), pointer(p.diag2, (H, L), rest)
-        W = 0 if p.conv_k is None else p.conv_k.shape[1]
         a = self.arguments = STRUCTURES["hm_step_args"](mix=mix, C=C, W=W, half_rest=is_half(rest))
         a.conv_k, a.conv_v = pointer(p.conv_k, (C, W), rest), pointer(p.conv_v, (C, W), rest)
         widths = (key_width, key_width, G * rank1, H * rank2, key_width, value_width, value_width)

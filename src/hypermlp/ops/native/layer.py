@@ -5,6 +5,7 @@ On few tokens every call counts.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,14 +47,19 @@ def shapes(C: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     )
 
 
+def operator_arguments(p: LayerParameters, shape: LayerShape) -> ctypes.Structure:
+    """hm_args as far as a layer fixes it."""
+    spec, (_, *sizes) = shape.spec, dimensions(p, shape)
+    choices = (spec.kind == "relu", spec.norm != "none", shape.shortcut1, shape.shortcut2, spec.eps)
+    return structure("hm_args", 0, 0, 0, *sizes, *choices)
+
+
 class WholeCall:
     """hm_layer_args: sizes, choices and parameters of a layer, laid out once; a call adds its tensors."""
 
     def __init__(self, p: LayerParameters, shape: LayerShape) -> None:
-        spec, (W, *sizes) = shape.spec, dimensions(p, shape)
-        choices = (spec.kind == "relu", spec.norm != "none", shape.shortcut1, shape.shortcut2, spec.eps)
-        m, C = structure("hm_args", 0, 0, 0, *sizes, *choices), p.o.shape[0]
-        self.arguments = STRUCTURES["hm_layer_args"](mix=m, C=C, W=W, parameters=addresses(p, shapes(C, (W, *sizes))))
+        m, sizes, C = operator_arguments(p, shape), dimensions(p, shape), p.o.shape[0]
+        self.arguments = STRUCTURES["hm_layer_args"](mix=m, C=C, W=sizes[0], parameters=addresses(p, shapes(C, sizes)))
         self.kept = 4 * m.G * m.K + 2 * m.G * m.R1 + 2 * m.H * m.R2 + 3 * m.H * m.V + m.H  # numbers for each token
         self.parameters, self.shape = p, shape
         self.places = placement(t for t in p if t is not None)
