@@ -20,7 +20,7 @@ from hypermlp.studies.language import LanguageJob
 from hypermlp.studies.mad import TaskJob
 from hypermlp.studies.study import Pairing, Study
 from hypermlp.studies.worker import Paused, RunContext, State
-from hypermlp.tasks.mad import MADSetting
+from hypermlp.tasks.mad_settings import MADSetting
 
 STEPS = 4  # that are timed, after two
 ROWS = 64  # an evaluation is timed on this many, where there are more
@@ -85,9 +85,9 @@ def measure_costs(
                 family = adapting(pairing, pairings)
                 if pairing is family[0]:
                     own = study.seeds_of(pairing.key, seeds)
-                    runs = own if study.search is None else own * len(family) + study.search.seeds
+                    trained = own if study.search is None else own * len(family) + study.search.seeds
                     base = mad.base_of(job)
-                    cost, run = measure(study, base, folder, base.mixer, pairing.key, runs, base=True)
+                    cost, run = measure(study, base, folder, base.mixer, pairing.key, trained, base=True)
                     mad.BASES[repr(base)] = run.model.state_dict()  # few steps serve to time those who adapt it
                     yield cost
             runs = study.planned_runs(pairing, mixers, seeds, 1 + len(others))
@@ -116,8 +116,8 @@ def measure(
 def shortened(job: Any) -> tuple[Any, float]:
     """The same run with less data, which takes long to make, and its share of the rows that an evaluation looks at."""
     if isinstance(job, TaskJob) and isinstance(old := job.setting, MADSetting):
-        fewer = {"num_train": min(old.num_train, (STEPS + 2) * job.study.batch), "num_test": min(old.num_test, ROWS)}
-        return replace(job, setting=replace(old, **fewer)), fewer["num_test"] / old.num_test
+        train, test = min(old.num_train, (STEPS + 2) * job.study.batch), min(old.num_test, ROWS)
+        return replace(job, setting=replace(old, num_train=train, num_test=test)), test / old.num_test
     if isinstance(job, LanguageJob) and (all_of_it := job.study.sample) > 2:
         return replace(job, study=replace(job.study, sample=2)), 2 / all_of_it
     return job, 1.0
