@@ -15,11 +15,11 @@ def choose_from(name: str, value: object, allowed: Collection[str]) -> None:
         raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, allowed))}{did_you_mean(value, allowed)}")
 
 
-def did_you_mean(value: object, allowed: Collection[str]) -> str:
-    """The end of a message about an unknown word; empty where no known word is close."""
+def did_you_mean(value: object, allowed: Collection[str], most: int = 1) -> str:
+    """The end of a message about an unknown word, with the closest known ones; empty where none is close."""
     same = {word.lower(): word for word in allowed}
-    found = get_close_matches(str(value).lower(), same, n=1)
-    return f"; did you mean {same[found[0]]!r}?" if found else ""
+    found = get_close_matches(str(value).lower(), same, n=most)
+    return f"; did you mean {' or '.join(repr(same[word]) for word in found)}?" if found else ""
 
 
 def divisible(name: str, value: int, by: int, why: str) -> None:

@@ -73,13 +73,17 @@ def test_a_cost_counts_the_runs_that_are_made(name: str, changes: tuple[str, ...
         costs = list(measure_costs(study, plan.mixers, plan.seeds))
         assert sum(cost.runs for cost in costs) == planned > 0
     registered = plan_study("compression.toml")
+    assert plan_study("labels").protocol == plan_study("labels.toml").protocol is not None
+    assert plan_study("compression").protocol is None  # a task has the name
     assert registered.studies["mad"].search is not None
 
 
 @pytest.mark.parametrize(
     "name, choice, message",
     [
-        ("mqarr", StudyOptions(), r"study \('mqarr'\) must be one of .* did you mean 'mqar'"),
+        ("mqarr", StudyOptions(), r"there is no study 'mqarr'; did you mean 'mqar'.*\? hypermlp study list shows all$"),
+        ("lables", StudyOptions(), "did you mean 'labels'"),
+        ("xyzzy", StudyOptions(), "there is no study 'xyzzy'; hypermlp study list shows all$"),
         ("mqar", StudyOptions(scale="lapto"), "did you mean 'laptop'"),
         ("mad", StudyOptions(tasks="memorisation"), "did you mean 'memorization'"),
         ("mad", StudyOptions(changes=["step=3"]), "mad has no field 'step'.* did you mean 'steps'"),
@@ -87,7 +91,7 @@ def test_a_cost_counts_the_runs_that_are_made(name: str, changes: tuple[str, ...
         ("mad", StudyOptions(changes=["init=papr"]), "did you mean 'paper'"),
         ("demo", StudyOptions(mixers="S"), "demo takes no --mixers"),
         ("table1.toml", StudyOptions(seeds=3), "registered study is what its file says"),
-        ("tabel1.toml", StudyOptions(), "there is no protocol tabel1.toml.*did you mean 'table1.toml'"),
+        ("tabel1.toml", StudyOptions(), "there is no study 'tabel1.toml'; did you mean 'table1.toml'"),
         ("table1", StudyOptions(tasks="mda"), "did you mean 'mad'"),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 from helpers import randn
 from hypermlp.mixers import build_mixer, lora
 from hypermlp.studies import mad
+from hypermlp.studies.cost import measure_costs
 from hypermlp.studies.executors import LocalPool
 from hypermlp.studies.folder import Folder
 from hypermlp.studies.mad import TaskStudy
@@ -98,3 +99,14 @@ def test_mistakes_in_what_comes_before_are_named() -> None:
         dataclasses.replace(
             small(), tasks=("selective-copying", "noisy-recall"), steps={"selective-copying": 3, "noisy-recall": 3}
         )
+
+
+def test_a_cost_counts_the_models_that_are_adapted_and_trains_none_of_them_to_the_end() -> None:
+    study = dataclasses.replace(small(), steps={"selective-copying": 5000})
+    before = {"selective-copying": {**(study.pretrain or {})["selective-copying"], "steps": 100_000}}
+    costs = list(measure_costs(dataclasses.replace(study, pretrain=before), NAMES, 2))
+    assert [(cost.mixer, cost.steps, cost.runs, cost.base) for cost in costs] == [
+        (NAMES[0], 100_000, 2, True),
+        *((name, 5000, 2, False) for name in NAMES),
+    ]
+    assert not mad.BASES

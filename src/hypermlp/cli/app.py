@@ -26,7 +26,7 @@ ORDER = ("demo", "study", "train", "generate", "eval", "explore", "export", "dat
 class Plain:
     """Help in words: paragraphs that fill the line, and TEXT, NUMBER or PATH for a value, not its type in Python."""
 
-    help: str | None
+    help: Any
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

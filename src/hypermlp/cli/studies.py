@@ -64,14 +64,15 @@ def study_show(name: StudyName) -> None:
     """Show examples of a task, coloured by what the tokens are, with the answers that are scored."""
     from hypermlp.report.examples import show
     from hypermlp.report.tasks import show_plan
-    from hypermlp.studies.catalogue import NAMED, SUFFIX, plan_study
+    from hypermlp.studies.catalogue import NAMED, check_names, is_protocol, plan_study
     from hypermlp.studies.tasks import find_tasks
     from hypermlp.tasks import TASKS
 
     console = open_console()
-    if name in NAMED or name.endswith(SUFFIX):
+    if name in NAMED or is_protocol(name):
         show_plan(console, plan_study(name))
         return
+    check_names(name)
     for task in find_tasks(name.split(",")):
         show(console, TASKS[task], EXAMPLES, 0)
 
@@ -129,8 +130,13 @@ def study_cost(
     plan = plan_study(
         name, StudyOptions(scale=scale, mixers=mixers, tasks=tasks, seeds=seeds, search=search, changes=changes or ())
     )
-    costs = [cost for part in plan.studies.values() for cost in measure_costs(part, plan.mixers, plan.seeds)]
-    show_costs(open_console(), costs, cores())
+    console = open_console()
+    say(console, "Each mixer takes a few steps on each setting; that is about a second each.")
+    with console.status("") as status:
+        costs = [
+            cost for part in plan.studies.values() for cost in measure_costs(part, plan.mixers, plan.seeds, tell=status.update)
+        ]
+    show_costs(console, costs, cores())
 
 
 @study.command("new")
@@ -176,7 +182,7 @@ def study_check(
 @study.command("report")
 @shows_tables
 def study_report(
-    folder: Annotated[Path, typer.Argument(help="A folder with runs, such as results/table1.")],
+    folder: Annotated[Path, typer.Argument(help="A folder with runs, such as results/table1; or the name of a study.")],
     out: Annotated[Path | None, typer.Option(help="The page to write. Default: report.html in the folder.")] = None,
     force: Force = False,
 ) -> None:
@@ -187,9 +193,12 @@ def study_report(
     from hypermlp.report.table1 import show_table1
     from hypermlp.report.table5 import write_page
     from hypermlp.report.tasks import task_table
+    from hypermlp.studies.catalogue import plan_study, study_names
     from hypermlp.verdicts.judged import judge_folder
 
     console = open_console()
+    if not folder.exists() and str(folder) in study_names():
+        folder = plan_study(str(folder)).folder
     refuse_foreign(out or folder / "report.html", force=force)
     if page := write_page(folder, out, force=force):
         say(console, f"Report: {page}")

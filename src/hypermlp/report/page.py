@@ -112,7 +112,7 @@ def study_sections(study: Judged) -> list[tuple[str, Markup]]:
         }
     else:
         found = {
-            "Table 1": table1(results),
+            "Scores beside the paper’s": table1(results),
             "Learning curves": learning_curves(results),
             "What an answer reads": what_answers_read(results),
             "Learned lag kernels": lag_kernels(results),
@@ -193,6 +193,8 @@ def grammar(study: Results) -> Markup:
 
 def caveat(study: Results) -> str:
     """Whether levels may be compared with the paper's at all."""
+    if study.quick:
+        return "These runs are too short to compare with each other, or with the paper."
     plan = study.plans.get("mad")
     published = {"protocol": "faithful", "width": 128, "epochs": 200, "examples": None, "changes": {}}
     if plan is None or all(plan.get(name, value) == value for name, value in published.items()):

@@ -15,7 +15,7 @@ from hypermlp.report.progress import accuracies
 from hypermlp.report.shown import how_shown, unit_of
 from hypermlp.report.table1 import task_title
 from hypermlp.report.terminal import Column, say, tabulate
-from hypermlp.studies.catalogue import StudyPlan, protocols, scales_of
+from hypermlp.studies.catalogue import StudyPlan, packaged_protocols, scales_of
 from hypermlp.studies.protocol import load_protocol
 from hypermlp.studies.study import Study
 from hypermlp.tasks import TASKS
@@ -28,7 +28,7 @@ def show_studies(console: Console) -> None:
         ("table1", "", "The paper's Table 1: MAD, and small language models on text."),
         ("scaling", "", "Which mixer's loss falls faster as models and their data grow?"),
         *((task.name, task.family, how_shown(task).asks) for task in TASKS.values()),
-        *((path.name, "protocol", load_protocol(path).title) for path in protocols()),
+        *((name, "protocol", load_protocol(path).title) for name, path in packaged_protocols().items()),
     ]
     rows: list[list[str | Text]] = [
         [Text(name), Text(family, "dim"), Text(about), " ".join(scales_of(name))] for name, family, about in named

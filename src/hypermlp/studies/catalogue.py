@@ -90,7 +90,7 @@ def plan_study(name: str, choice: StudyOptions | None = None) -> StudyPlan:
         choice: what is to be different.
     """
     choice = choice or StudyOptions()
-    if name.endswith(SUFFIX):
+    if is_protocol(name):
         return plan_protocol(name, choice)
     if name == "scaling":
         return plan_scaling(choice)
@@ -115,10 +115,7 @@ def plan_study(name: str, choice: StudyOptions | None = None) -> StudyPlan:
 
 
 def plan_tasks(name: str, scale: str, choice: StudyOptions) -> dict[str, Study]:
-    known = tuple(dict.fromkeys([*NAMED, *families(), *TASKS, "all"]))
-    for part in name.split(","):
-        if ":" not in part and part not in known:
-            choose_from("study", part, (*known, *(path.name for path in protocols())))
+    check_names(name)
     places = find_tasks(name.split(","))
     found = list(places)
     if choice.tasks:
@@ -178,17 +175,37 @@ def plan_protocol(name: str, choice: StudyOptions) -> StudyPlan:
 
 def find_protocol_file(name: str) -> Path:
     """A file, or by its name one that comes with the package."""
-    if Path(name).is_file():
+    if name.endswith(SUFFIX) and Path(name).is_file():
         return Path(name)
-    names = [path.name for path in protocols()]
-    if name not in names:
-        raise ValueError(f"there is no protocol {name}; hypermlp has {', '.join(names)}{did_you_mean(name, names)}")
-    return find_protocol(Path(name).stem)
+    named = packaged_protocols()
+    if (found := named.get(name) or named.get(name.removesuffix(SUFFIX))) is None:
+        raise unknown(name)
+    return found
 
 
-def protocols() -> list[Path]:
-    """Those that come with the package."""
-    return sorted(PACKAGED.glob(f"*{SUFFIX}"))
+def is_protocol(name: str) -> bool:
+    return name.endswith(SUFFIX) or name in packaged_protocols()
+
+
+def packaged_protocols() -> dict[str, Path]:
+    """Those that come with the package, by name; with the end of a file where another study has the name."""
+    return {path.name if path.stem in built_in() else path.stem: path for path in sorted(PACKAGED.glob(f"*{SUFFIX}"))}
+
+
+def built_in() -> list[str]:
+    return list(dict.fromkeys([*NAMED, *families(), *TASKS, "all"]))
+
+
+def check_names(name: str) -> None:
+    """Refuse a study, or one of several tasks, that there is not."""
+    for part in name.split(","):
+        if ":" not in part and part not in built_in():
+            raise unknown(part)
+
+
+def unknown(name: str) -> ValueError:
+    meant = did_you_mean(name, study_names(), most=3) or ";"
+    return ValueError(f"there is no study {name!r}{meant} hypermlp study list shows all")
 
 
 def families() -> list[str]:
@@ -197,12 +214,12 @@ def families() -> list[str]:
 
 def study_names() -> list[str]:
     """All names, for lists and for a shell to complete."""
-    return list(dict.fromkeys([*NAMED, *families(), *TASKS, "all", *(path.name for path in protocols())]))
+    return [*built_in(), *packaged_protocols()]
 
 
 def scales_of(name: str) -> tuple[str, ...]:
     """The scales that a study can be run at; none for a protocol."""
-    if name.endswith(SUFFIX):
+    if is_protocol(name):
         return ()
     if name in ("demo", "scaling"):
         return (QUICK, DEFAULT)

@@ -392,18 +392,23 @@ BASES: dict[str, dict[str, Tensor]] = {}  # the job, spelled out → weights; th
 
 
 def pretrained(job: TaskJob) -> dict[str, Tensor]:
-    """The weights from which a job adapts: its mixer without adapters, trained on the setting that comes before."""
+    """The weights from which a job adapts."""
+    base = base_of(job)
+    if (key := repr(base)) not in BASES:
+        BASES.clear()
+        BASES[key] = train_model(base)[0].state_dict()
+    return BASES[key]
+
+
+def base_of(job: TaskJob) -> TaskJob:
+    """The training that comes before a job: its mixer without adapters, on the setting that comes before."""
     study, task = job.study, job.setting.task
     assert study.pretrain is not None
     before = study.pretrain[task]
     changed: dict[str, Any] = {"steps": {task: before["steps"]}, "changes": {task: before["changes"]}}
     own = dataclasses.replace(study, pretrain=None, given=None, search=None, epochs=None, tasks=(task,), **changed)
     (setting,) = own.settings_of(task)
-    base = dataclasses.replace(job, mixer=lora.split(job.mixer)[0], setting=setting, study=own, lr=before["lr"])
-    if (key := repr(base)) not in BASES:
-        BASES.clear()
-        BASES[key] = train_model(base)[0].state_dict()
-    return BASES[key]
+    return dataclasses.replace(job, mixer=lora.split(job.mixer)[0], setting=setting, study=own, lr=before["lr"])
 
 
 def latest(run: Fit) -> dict[str, float]:
