@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from helpers import error, perturb, randn, run_layer
 from hypermlp import HyperGLU, LanguageModel, ModelConfig, make_mesh, own_rows, parallelize
+from hypermlp.bench.parallel import count as count_bytes
+from hypermlp.bench.parallel import take_step
 from hypermlp.collectives import RowShare
 from hypermlp.mixers import MIXERS, Mixer, build_mixer
 from hypermlp.models.generate import generate
@@ -20,7 +22,11 @@ from hypermlp.models.parallel import in_blocks, unstacked
 from processes import run_together
 
 WIDTH, LENGTH, T = 64, 24, 32  # longer than HyperGLU's window
-SHAPES = {2: [{"tp": 2}, {"cp": 2}], 4: [{"tp": 4}, {"cp": 4}, {"cp": 2, "tp": 2}, {"dp": 2, "tp": 2}]}
+SHAPES = {
+    2: [{"tp": 2}, {"cp": 2}],
+    4: [{"tp": 4}, {"cp": 4}, {"cp": 2, "tp": 2}, {"dp": 2, "tp": 2}],
+    8: [{"dp": 2, "cp": 2, "tp": 2}],
+}
 OPTIONS = [
     {},
     {"use_rope": True, "attn_kind": "relu"},
@@ -33,8 +39,8 @@ OPTIONS = [
     {"dropout": 0.1},
     {"registers": 3},
 ]
-AT_FOUR = [{}, {"n_head": 2}]
-AT_FOUR_MIXERS = ("hyperglu", "softmax", "gated_deltanet", "mamba", "mamba2", "retnet")
+OPTIONS_AT = {2: OPTIONS, 4: [{}, {"n_head": 2}], 8: []}
+MIXERS_AT = {2: sorted(MIXERS), 4: ["hyperglu", "softmax", "gated_deltanet", "mamba", "mamba2", "retnet"], 8: []}
 NOT_BY_ROWS = {"differential", "forgetting", "path"}
 HYBRID = ("hyperglu", "softmax", "gated_deltanet", "mamba2")
 CURES = ("make ", "give ", "try ", "use ", "move ", "must be 0", "set cp=1", "set tp=1")
@@ -140,16 +146,19 @@ def process(count: int) -> Found:
     found: Found = {}
     for shape in SHAPES[count]:
         where, mesh = name_of(shape), make_mesh(shape)
-        for name in sorted(MIXERS) if count == 2 else AT_FOUR_MIXERS:
+        for name in MIXERS_AT[count]:
             heads = 4 if MIXERS[name].heads else None
             found[name, where] = compare(partial(build_mixer, name, WIDTH, LENGTH, heads=heads), mesh, torch.float32)
-        for options in OPTIONS if count == 2 else AT_FOUR if len(shape) == 1 else ():
+        for options in OPTIONS_AT[count] if len(shape) == 1 else ():
             fields = {"n_embd": WIDTH, "n_head": 4, "block_size": LENGTH, **options}
             found[str(options), where] = compare(partial(HyperGLU, **fields), mesh, torch.float64)
         for change in ("adapter", "hook", "weights") if where == "tp=2" else ():
             found[change, where] = compare_changed(change, mesh)
         for style in ("llama", "gpt2") if count == 2 else ("llama",):
             found[style, where] = compare_models(style, mesh)
+    if count < 8:
+        config = ModelConfig(vocabulary=256, width=64, depth=2, length=256, mixer=("hyperglu", "softmax"))
+        found["bytes", ""] = {"sent": take_step(config, 2, 256)["sent"], "counted": count_bytes(config, 2, 256, count)}
     return found
 
 
@@ -162,8 +171,9 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def cases(results: list[Found], names: Iterable[str]) -> list[tuple[str, str, dict[str, float] | str]]:
     wanted = set(names)
     chosen = [(name, where, found) for result in results for (name, where), found in result.items() if name in wanted]
-    at_four = {*AT_FOUR_MIXERS, "llama", *map(str, AT_FOUR)}
-    assert {name for name, _, _ in chosen} == (wanted if len(results) == 2 else wanted & at_four)
+    count = len(results)
+    there = {*MIXERS_AT[count], *map(str, OPTIONS_AT[count]), "llama", *(["gpt2"] if count == 2 else [])}
+    assert {name for name, _, _ in chosen} == wanted & there
     return chosen
 
 
@@ -197,6 +207,12 @@ def test_every_option_of_hyperglu_is_equal_or_refused(results: list[Found]) -> N
 def test_models_are_equal_or_refused(results: list[Found]) -> None:
     for name, where, found in cases(results, ["llama", "gpt2"]):
         (assert_refused if name == "gpt2" and "cp" in where else assert_equal)(found, name, where)
+
+
+def test_bytes_are_those_counted(results: list[Found]) -> None:
+    for result in results if len(results) < 8 else ():
+        said = result["bytes", ""]
+        assert 0.99 < said["sent"] / said["counted"] < 1.1, said
 
 
 def test_changed_layers_are_refused(results: list[Found]) -> None:
