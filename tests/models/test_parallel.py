@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import warnings
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from helpers import error, perturb, randn, run_layer
 from hypermlp import HyperGLU, LanguageModel, ModelConfig, make_mesh, own_rows, parallelize
+from hypermlp.bench.parallel import count as count_bytes
+from hypermlp.bench.parallel import take_step
 from hypermlp.collectives import RowShare
 from hypermlp.mixers import MIXERS, Mixer, build_mixer
 from hypermlp.models.generate import generate
 from hypermlp.models.lm import token_loss
 from hypermlp.models.parallel import in_blocks, unstacked
+from processes import run_together
 
 WIDTH, LENGTH, T = 64, 24, 32  # longer than HyperGLU's window
-SHAPES = {2: [{"tp": 2}, {"cp": 2}], 4: [{"tp": 4}, {"cp": 4}, {"cp": 2, "tp": 2}, {"dp": 2, "tp": 2}]}
+SHAPES = {
+    2: [{"tp": 2}, {"cp": 2}],
+    4: [{"tp": 4}, {"cp": 4}, {"cp": 2, "tp": 2}, {"dp": 2, "tp": 2}],
+    8: [{"dp": 2, "cp": 2, "tp": 2}],
+}
 OPTIONS = [
     {},
     {"use_rope": True, "attn_kind": "relu"},
@@ -36,10 +39,10 @@ OPTIONS = [
     {"dropout": 0.1},
     {"registers": 3},
 ]
-AT_FOUR = [{}, {"n_head": 2}]
-AT_FOUR_MIXERS = ("hyperglu", "softmax", "gated_deltanet", "mamba", "mamba2", "retnet")
+OPTIONS_AT = {2: OPTIONS, 4: [{}, {"n_head": 2}], 8: []}
+MIXERS_AT = {2: sorted(MIXERS), 4: ["hyperglu", "softmax", "gated_deltanet", "mamba", "mamba2", "retnet"], 8: []}
 NOT_BY_ROWS = {"differential", "forgetting", "path"}
-HYBRID, RECURRENT = ("hyperglu", "softmax", "hypermlp"), ("gated_deltanet", "softmax", "mamba2")
+HYBRID = ("hyperglu", "softmax", "gated_deltanet", "mamba2")
 CURES = ("make ", "give ", "try ", "use ", "move ", "must be 0", "set cp=1", "set tp=1")
 Found = dict[tuple[str, str], dict[str, float] | str]
 
@@ -68,9 +71,9 @@ def is_identity(mixer: Mixer) -> bool:
     return isinstance(mixer, HyperGLU) and mixer.config.aligner_kind == "identity"
 
 
-def compare(make: Callable[[], Mixer], shape: dict[str, int], dtype: torch.dtype) -> dict[str, float] | str:
+def compare(make: Callable[[], Mixer], mesh: dist.DeviceMesh, dtype: torch.dtype) -> dict[str, float] | str:
     """How far one mixer is from itself in one process, or what it said instead."""
-    mesh, mixer = make_mesh(shape), perturb(make()).to(dtype)
+    mixer = perturb(make()).to(dtype)
     x, d_y = (randn(2, T, WIDTH, seed=seed, dtype=dtype) for seed in (0, 1))
     try:
         expected = run_layer(mixer, x, d_y)
@@ -95,10 +98,13 @@ def compare(make: Callable[[], Mixer], shape: dict[str, int], dtype: torch.dtype
         return str(refusal)
 
 
-def compare_models(style: str, shape: dict[str, int], mixers: tuple[str, ...] = HYBRID) -> dict[str, float] | str:
+def compare_models(style: str, mesh: dist.DeviceMesh) -> dict[str, float] | str:
     torch.manual_seed(0)
-    config = ModelConfig(vocabulary=31, width=32, depth=3, length=LENGTH, mixer=mixers, heads=4, style=style, inner=32)
-    model, mesh = perturb(LanguageModel(config)).double(), make_mesh(shape)
+    mixers = HYBRID if style == "llama" else HYBRID[:2]
+    config = ModelConfig(
+        vocabulary=31, width=32, depth=len(mixers), length=LENGTH, mixer=mixers, heads=4, style=style, inner=32
+    )
+    model = perturb(LanguageModel(config)).double()
     tokens = torch.randint(31, (4, LENGTH + 1), generator=torch.Generator().manual_seed(0))
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     token_loss(model(inputs), targets).backward()
@@ -120,13 +126,13 @@ def compare_models(style: str, shape: dict[str, int], mixers: tuple[str, ...] = 
     return found
 
 
-def compare_changed(change: str, shape: dict[str, int]) -> dict[str, float] | str:
+def compare_changed(change: str, mesh: dist.DeviceMesh) -> dict[str, float] | str:
     """What a layer says that somebody has changed before or after it was divided."""
     mixer, x = HyperGLU(n_embd=WIDTH, n_head=4, block_size=LENGTH), randn(2, T, WIDTH, dtype=torch.float32)
     try:
         if change == "adapter":
             mixer.v = nn.Sequential(mixer.v, nn.Linear(WIDTH, WIDTH))
-        parallelize(mixer, make_mesh(shape))
+        parallelize(mixer, mesh)
         if change == "hook":
             mixer.q.register_forward_hook(lambda module, given, y: 2 * y)
         if change == "weights":
@@ -136,45 +142,38 @@ def compare_changed(change: str, shape: dict[str, int]) -> dict[str, float] | st
         return str(refusal)
 
 
-def process(rank: int, count: int, port: int, folder: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(count)}
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore", FutureWarning)
-    dist.init_process_group("gloo")
+def process(count: int) -> Found:
     found: Found = {}
     for shape in SHAPES[count]:
-        where = name_of(shape)
-        for name in sorted(MIXERS) if count == 2 else AT_FOUR_MIXERS:
+        where, mesh = name_of(shape), make_mesh(shape)
+        for name in MIXERS_AT[count]:
             heads = 4 if MIXERS[name].heads else None
-            found[name, where] = compare(lambda: build_mixer(name, WIDTH, LENGTH, heads=heads), shape, torch.float32)  # noqa: B023
-        for options in OPTIONS if count == 2 else AT_FOUR if len(shape) == 1 else ():
+            found[name, where] = compare(partial(build_mixer, name, WIDTH, LENGTH, heads=heads), mesh, torch.float32)
+        for options in OPTIONS_AT[count] if len(shape) == 1 else ():
             fields = {"n_embd": WIDTH, "n_head": 4, "block_size": LENGTH, **options}
-            found[str(options), where] = compare(lambda: HyperGLU(**fields), shape, torch.float64)  # noqa: B023
+            found[str(options), where] = compare(partial(HyperGLU, **fields), mesh, torch.float64)
         for change in ("adapter", "hook", "weights") if where == "tp=2" else ():
-            found[change, where] = compare_changed(change, shape)
+            found[change, where] = compare_changed(change, mesh)
         for style in ("llama", "gpt2") if count == 2 else ("llama",):
-            found[style, where] = compare_models(style, shape)
-        found["recurrent", where] = compare_models("llama", shape, RECURRENT)
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+            found[style, where] = compare_models(style, mesh)
+    if count < 8:
+        config = ModelConfig(vocabulary=256, width=64, depth=2, length=256, mixer=("hyperglu", "softmax"))
+        found["bytes", ""] = {"sent": take_step(config, 2, 256)["sent"], "counted": count_bytes(config, 2, 256, count)}
+    return found
 
 
 @pytest.fixture(scope="module", params=sorted(SHAPES), ids=lambda count: f"{count} processes")
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     """Of all processes."""
-    folder = tmp_path_factory.mktemp("parallel")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(process, (request.param, port, str(folder)), nprocs=request.param)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
+    return run_together(process, request.param, tmp_path_factory.mktemp("parallel"), request.param)
 
 
 def cases(results: list[Found], names: Iterable[str]) -> list[tuple[str, str, dict[str, float] | str]]:
     wanted = set(names)
     chosen = [(name, where, found) for result in results for (name, where), found in result.items() if name in wanted]
-    at_four = {*AT_FOUR_MIXERS, "llama", "recurrent", *map(str, AT_FOUR)}
-    assert {name for name, _, _ in chosen} == (wanted if len(results) == 2 else wanted & at_four)
+    count = len(results)
+    there = {*MIXERS_AT[count], *map(str, OPTIONS_AT[count]), "llama", *(["gpt2"] if count == 2 else [])}
+    assert {name for name, _, _ in chosen} == wanted & there
     return chosen
 
 
@@ -206,8 +205,14 @@ def test_every_option_of_hyperglu_is_equal_or_refused(results: list[Found]) -> N
 
 
 def test_models_are_equal_or_refused(results: list[Found]) -> None:
-    for name, where, found in cases(results, ["llama", "gpt2", "recurrent"]):
+    for name, where, found in cases(results, ["llama", "gpt2"]):
         (assert_refused if name == "gpt2" and "cp" in where else assert_equal)(found, name, where)
+
+
+def test_bytes_are_those_counted(results: list[Found]) -> None:
+    for result in results if len(results) < 8 else ():
+        said = result["bytes", ""]
+        assert 0.99 < said["sent"] / said["counted"] < 1.1, said
 
 
 def test_changed_layers_are_refused(results: list[Found]) -> None:

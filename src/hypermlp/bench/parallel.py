@@ -77,7 +77,16 @@ def measure(rank: int, processes: int, port: int, config: ModelConfig, batch: in
     warnings.simplefilter("ignore", FutureWarning)
     return_freed_memory()
     dist.init_process_group("gloo")
+    found = take_step(config, batch, length)
+    if rank == 0:
+        write_json(Path(out), {**found, "count": count(config, batch, length, processes)})
+    dist.destroy_process_group()
+
+
+def take_step(config: ModelConfig, batch: int, length: int) -> dict[str, float]:
+    """What the busiest of all processes needs and sends for one step, after a short one that opens connections."""
     torch.manual_seed(0)
+    processes = dist.get_world_size()
     mesh, model = make_mesh({"cp": processes}), LanguageModel(config)
     parallelize(model, mesh)
 
@@ -97,10 +106,7 @@ def measure(rank: int, processes: int, port: int, config: ModelConfig, batch: in
     dist.barrier()
     worst = torch.tensor([memory, said, seconds], dtype=torch.float64)
     dist.all_reduce(worst, dist.ReduceOp.MAX)
-    if rank == 0:
-        found = {"memory": int(worst[0]), "sent": int(worst[1]), "seconds": float(worst[2])}
-        write_json(Path(out), {**found, "count": count(config, batch, length, processes)})
-    dist.destroy_process_group()
+    return {"memory": int(worst[0]), "sent": int(worst[1]), "seconds": float(worst[2])}
 
 
 def run(config: ModelConfig, batch: int, length: int, processes: int) -> dict[str, Any]:
