@@ -181,11 +181,11 @@ class Cache:
         single token this is never so.
         """
         self._grow(max((seen - first + n for seen, first, n in zip(self.seen, self.oldest, counts, strict=True)), default=0))
-        room, spans = self.room, []
-        for b, (seen, n) in enumerate(zip(self.seen, counts, strict=True)):
-            # One place becomes free, since a step writes before it commits; no crop could need what was there.
-            self.oldest[b] = max(self.oldest[b], seen + min(n, 1) - room)
-            first = self.oldest[b] if self.window is None else max(self.oldest[b], seen - self.window + 1)
+        room, window, spans = self.room, self.window, []
+        # One place becomes free, since a step writes before it commits; no crop could need what was there.
+        self.oldest = [max(held, seen + min(n, 1) - room) for held, seen, n in zip(self.oldest, self.seen, counts, strict=True)]
+        for b, (held, seen, n) in enumerate(zip(self.oldest, self.seen, counts, strict=True)):
+            first = held if window is None else max(held, seen - window + 1)
             begin = first % room
             spans.append([b, 0, n, begin, begin + seen - first + n])
         return spans
@@ -204,7 +204,8 @@ class Cache:
         else:
             self.remember(inputs, counts)
         self.seen = [seen + n for seen, n in zip(self.seen, counts, strict=True)]
-        self.oldest = [max(oldest, seen - self.room) for oldest, seen in zip(self.oldest, self.seen, strict=True)]
+        room = self.room
+        self.oldest = [max(oldest, seen - room) for oldest, seen in zip(self.oldest, self.seen, strict=True)]
 
     def advance(self, states: dict[str, Tensor], inputs: Tensor, counts: list[int]) -> None:
         """Replace the states by those after counts[b] more tokens of each row; `inputs` (B T …) are what convolutions take."""
@@ -260,10 +261,10 @@ class Cache:
 
     def _grow(self, need: int) -> None:
         """Room for `need` slots in each row, or for as many as a window ever needs."""
-        if need <= self.room:
-            return
-        room = max(need, 2 * self.room)
-        self._resize(room if self.window is None else min(room, self.window + self.rewind))
+        room = self.room
+        if need > room and (self.window is None or room < self.window + self.rewind):
+            room = max(need, 2 * room)
+            self._resize(room if self.window is None else min(room, self.window + self.rewind))
 
     def _with_room(self, room: int) -> Cache:
         if room == self.room:

@@ -31,6 +31,7 @@ template <class W, int ROWS> void product_group(const Product &p, i64 o, i64 out
         vf xs[ROWS];
         for (int j = 0; j < ROWS; j++) xs[j] = load_some(x + j * m.n_in + c, n);
         for (int i = 0; i < OUTPUTS; i++) {
+            if (c * sizeof(W) % 64 == 0) __builtin_prefetch(w[i] + OUTPUTS * m.n_in + c);  // the group after this one
             vf ws = load_some(w[i] + c, n);
             for (int j = 0; j < ROWS; j++) total[i][j] += ws * xs[j];
         }

@@ -9,81 +9,90 @@ namespace {
 // Few rows against many slots: k, v and the parameters are read where they are, once per stage. A row is cut in blocks of DB
 // slots whose sums are added in order, so that the result does not depend on the number of threads.
 
-// Asks for a row before it is needed: rows of one head lie apart, where the processor does not foresee them.
-template <class E> HM_INLINE void fetch(const E *row, i64 width) {
-    for (i64 j = 0; j < width * (i64)sizeof(E); j += 64) __builtin_prefetch((const char *)row + j);
-}
+// Rows are asked for before they are needed: those of one head lie apart, where the processor does not foresee them.
 constexpr i64 AHEAD = 12;  // rows
 
-// out[c] = x · row c, rows of `width` numbers
-template <template <class> class R, class E, class X> void dots(i64 n, R<E> rows, const X *x, i64 width, float *out) {
-    i64 full = round_down(width, VL), rest = width - full, c = 0;
+// f(first, count, rows) for the pieces, at most two, in which the first n rows of a ring lie.
+template <class E, class F> void each_piece(Ring<E> ring, i64 n, F f) {
+    i64 before = std::min(n, ring.run);
+    f(i64(0), before, Rows<E>{ring.data, ring.stride});
+    if (before < n) f(before, n - before, Rows<E>{ring[before], ring.stride});
+}
+
+// out[c] = x · row c, rows of `width` numbers; N: their vectors, where that is known
+template <int N, class E, class X> void dots_of(i64 n, Rows<E> rows, const X *x, i64 width, float *out) {
+    i64 full = N ? N * VL : round_down(width, VL), rest = N ? 0 : width - full;
     vf last = rest ? load_some(x + full, rest) : vf{};
-    for (; c + 4 <= n; c += 4) {
-        const E *r[4] = {rows[c], rows[c + 1], rows[c + 2], rows[c + 3]};
+    for (i64 c = 0; c < n; c += 4) {
+        const i64 held = std::min<i64>(4, n - c);
+        const E *r[4];
+        for (i64 i = 0; i < 4; i++) r[i] = rows[c + std::min(i, held - 1)];
         if (c + AHEAD + 4 <= n)
-            for (i64 i = 0; i < 4; i++) fetch(rows[c + AHEAD + i], width);
-        vf a0{}, a1{}, a2{}, a3{};
+            for (i64 i = 0; i < 4; i++)
+                for (i64 j = 0; j < width; j += 64 / sizeof(E)) __builtin_prefetch(rows[c + AHEAD + i] + j);
+        vf total[4] = {};
         for (i64 j = 0; j < full; j += VL) {
-            vf xv = load(x + j);
-            a0 += xv * load(r[0] + j);
-            a1 += xv * load(r[1] + j);
-            a2 += xv * load(r[2] + j);
-            a3 += xv * load(r[3] + j);
+            vf xs = load(x + j);
+            for (int i = 0; i < 4; i++) total[i] += xs * load(r[i] + j);
         }
-        if (rest) {
-            a0 += last * load_some(r[0] + full, rest);
-            a1 += last * load_some(r[1] + full, rest);
-            a2 += last * load_some(r[2] + full, rest);
-            a3 += last * load_some(r[3] + full, rest);
-        }
-        *(v4_mem *)(out + c) = sums(a0, a1, a2, a3);
+        for (int i = 0; i < 4 && rest; i++) total[i] += last * load_some(r[i] + full, rest);
+        v4 s = sums(total[0], total[1], total[2], total[3]);
+        if (held == 4) *(v4_mem *)(out + c) = s;
+        else memcpy(out + c, &s, held * sizeof(float));
     }
-    for (; c < n; c++) {
-        const E *r = rows[c];
-        vf a{};
-        for (i64 j = 0; j < full; j += VL) a += load(x + j) * load(r + j);
-        if (rest) a += last * load_some(r + full, rest);
-        out[c] = sum(a);
+}
+template <class E, class X> void dots(i64 n, Rows<E> rows, const X *x, i64 width, float *out) {
+    if (width == VL) dots_of<1>(n, rows, x, width, out);
+    else if (width == 2 * VL) dots_of<2>(n, rows, x, width, out);
+    else if (width == 3 * VL) dots_of<3>(n, rows, x, width, out);
+    else dots_of<0>(n, rows, x, width, out);
+}
+template <class E, class X> void dots(i64 n, Ring<E> ring, const X *x, i64 width, float *out) {
+    each_piece(ring, n, [&](i64 c, i64 count, Rows<E> rows) { dots(count, rows, x, width, out + c); });
+}
+
+// acc += Σ_c x[c] · row c, for N vectors of each row. Sums stay in registers, in several chains where N is small.
+template <int N, class E> void narrow_sum(i64 n, const float *x, Rows<E> rows, float *acc) {
+    constexpr int CHAINS = N < 4 ? 4 / N : 1;
+    vf total[CHAINS][N] = {};
+    for (int j = 0; j < N; j++) total[0][j] = load(acc + j * VL);
+    i64 c = 0;
+    for (; c + CHAINS <= n; c += CHAINS)
+#pragma GCC unroll 4
+        for (int i = 0; i < CHAINS; i++) {
+            const E *row = rows[c + i], *next = rows[std::min(c + i + AHEAD, n - 1)];
+            const vf weight = splat(x[c + i]);
+#pragma GCC unroll 24
+            for (int j = 0; j < N; j++) {
+                if (j * VL * sizeof(E) % 64 == 0) __builtin_prefetch(next + j * VL);
+                total[i][j] += weight * load(row + j * VL);
+            }
+        }
+    for (; c < n; c++)
+        for (int j = 0; j < N; j++) total[0][j] += x[c] * load(rows[c] + j * VL);
+    for (int j = 0; j < N; j++) {
+        for (int i = 1; i < CHAINS; i++) total[0][j] += total[i][j];
+        store(acc + j * VL, total[0][j]);
     }
 }
 
-// acc += Σ_c x[c] · row c, for rows of N vectors: the sums stay in registers.
-template <int N, template <class> class R, class E> void narrow_sum(i64 n, const float *x, R<E> rows, float *acc) {
-    vf even[N], odd[N] = {};
-    for (int j = 0; j < N; j++) even[j] = load(acc + j * VL);
-    i64 c = 0;
-    for (; c + 2 <= n; c += 2) {
-        const E *r0 = rows[c], *r1 = rows[c + 1];
-        for (int j = 0; j < N; j++) even[j] += x[c] * load(r0 + j * VL), odd[j] += x[c + 1] * load(r1 + j * VL);
-    }
-    for (int j = 0; j < N && c < n; j++) even[j] += x[c] * load(rows[c] + j * VL);
-    for (int j = 0; j < N; j++) store(acc + j * VL, even[j] + odd[j]);
-}
+constexpr int WIDE = NV * MR;  // vectors that fit in registers
 
-// acc += Σ_c x[c] · row c
-template <template <class> class R, class E> void weighted_sum(i64 n, const float *x, R<E> rows, i64 width, float *acc) {
-    if (width == VL) return narrow_sum<1>(n, x, rows, acc);
-    if (width == 2 * VL) return narrow_sum<2>(n, x, rows, acc);
-    if (width == 4 * VL) return narrow_sum<4>(n, x, rows, acc);
-    i64 c = 0;
-    for (; c + 4 <= n; c += 4) {
-        const E *r0 = rows[c], *r1 = rows[c + 1], *r2 = rows[c + 2], *r3 = rows[c + 3];
-        if (c + AHEAD + 4 <= n)
-            for (i64 i = 0; i < 4; i++) fetch(rows[c + AHEAD + i], width);
-        each_vector(width, [&](i64 j, i64 k) {
-            vf s = load_some(acc + j, k);
-            s += x[c] * load_some(r0 + j, k);
-            s += x[c + 1] * load_some(r1 + j, k);
-            s += x[c + 2] * load_some(r2 + j, k);
-            s += x[c + 3] * load_some(r3 + j, k);
-            store_some(acc + j, s, k);
-        });
+// acc += Σ_c x[c] · row c, N vectors of the columns after the other
+template <int N = WIDE, class E> void weighted_sum(i64 n, const float *x, Rows<E> rows, i64 width, float *acc) {
+    i64 j = 0;
+    for (; j + N * VL <= width; j += N * VL) narrow_sum<N>(n, x, Rows<E>{rows.data + j, rows.stride}, acc + j);
+    if (j == width) return;
+    if constexpr (N > 1) {
+        weighted_sum<N == WIDE ? 8 : N / 2>(n, x, Rows<E>{rows.data + j, rows.stride}, width - j, acc + j);
+    } else {
+        vf total = load_some(acc + j, width - j);
+        for (i64 c = 0; c < n; c++) total += x[c] * load_some(rows[c] + j, width - j);
+        store_some(acc + j, total, width - j);
     }
-    for (; c < n; c++) {
-        const E *r = rows[c];
-        each_vector(width, [&](i64 j, i64 k) { store_some(acc + j, load_some(acc + j, k) + x[c] * load_some(r + j, k), k); });
-    }
+}
+template <class E> void weighted_sum(i64 n, const float *x, Ring<E> ring, i64 width, float *acc) {
+    each_piece(ring, n, [&](i64 c, i64 count, Rows<E> rows) { weighted_sum(count, x + c, rows, width, acc); });
 }
 
 // E: what k and v are; P: what the factors are; X: what q, the controls and o are.

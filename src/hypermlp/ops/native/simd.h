@@ -151,12 +151,21 @@ HM_INLINE void transpose4(v4 &a, v4 &b, v4 &c, v4 &d) {
 
 // The sums of four vectors.
 HM_INLINE v4 sums(vf a, vf b, vf c, vf d) {
+#if defined(__AVX512F__)
+    __m512 x = (__m512)a, y = (__m512)b, z = (__m512)c, w = (__m512)d;
+    __m512d xy = (__m512d)(_mm512_unpacklo_ps(x, y) + _mm512_unpackhi_ps(x, y));
+    __m512d zw = (__m512d)(_mm512_unpacklo_ps(z, w) + _mm512_unpackhi_ps(z, w));
+    __m512 all = (__m512)_mm512_unpacklo_pd(xy, zw) + (__m512)_mm512_unpackhi_pd(xy, zw);  // in each lane a part of the four
+    __m256 half = _mm512_castps512_ps256(all) + (__m256)_mm512_extractf64x4_pd((__m512d)all, 1);
+    return (v4)(_mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1));
+#else
     v4 s[4][VL / 4];
     memcpy(s[0], &a, sizeof a), memcpy(s[1], &b, sizeof b), memcpy(s[2], &c, sizeof c), memcpy(s[3], &d, sizeof d);
     for (int i = 0; i < 4; i++)
         for (int j = 1; j < VL / 4; j++) s[i][0] += s[i][j];
     transpose4(s[0][0], s[1][0], s[2][0], s[3][0]);
     return (s[0][0] + s[1][0]) + (s[2][0] + s[3][0]);
+#endif
 }
 
 // The elementary functions work on pairs of vectors: their chains of dependent steps are long, and two chains side by side
