@@ -10,7 +10,7 @@ from typing import Any
 
 from hypermlp.models.bundled import LANGUAGE, bundled_models
 from hypermlp.report.bench_tables import mixers_markdown, model_markdown, speed_markdown
-from hypermlp.report.markdown import BLOCK, fill
+from hypermlp.report.markdown import fill
 from hypermlp.report.table1 import rate_losses, rates_markdown, training_markdown
 from hypermlp.report.table5 import document_blocks as costs
 from hypermlp.report.table5 import read_folder
@@ -114,7 +114,7 @@ def test_the_authors_quick_start_runs_verbatim() -> None:
 
 
 def test_the_readme_is_short_and_its_links_exist() -> None:
-    assert len(BLOCK.sub("", README).splitlines()) < 92, "beside its tables"
+    assert len(README.splitlines()) < 110
     for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
         for target in re.findall(r"\]\(((?!http)[^)#]+)[^)]*\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"

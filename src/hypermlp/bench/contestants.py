@@ -166,7 +166,7 @@ def contestant_of(case: Case, layer: Mixer) -> Contestant:
 def build_authors(case: Case) -> Contestant:
     """The released layer, from the file that the user named, with our parameters."""
     if case.against is None:
-        raise ValueError("the authors' layer needs --against PATH, their hyperglu.py")
+        raise ValueError("the authors' layer needs against=PATH, their hyperglu.py")
     module = load_file(Path(case.against))
     config = hyper_config(case, "glu")
     ours = HyperGLU(config)
@@ -186,7 +186,7 @@ def build_authors(case: Case) -> Contestant:
 def load_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location("authors_hyperglu", path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise ValueError(f"{path} is not a Python file; --against takes the path of the authors' hyperglu.py")
+        raise ValueError(f"{path} is not a Python file; against= takes the path of the authors' hyperglu.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look themselves up there
     spec.loader.exec_module(module)
@@ -228,7 +228,7 @@ def reason_to_leave_out(case: Case) -> str | None:
     if case.name == "softmax sdpa 12 heads" and case.width % 12:
         return f"12 heads do not divide width {case.width}"
     if case.name == "authors" and case.against is None:
-        return "needs --against"
+        return "needs against="
     if case.name == "authors" and case.dtype != "float32":
         return f"its reference is not computed in {case.dtype}"
     quadratic = {"hyperglu dense": 40, "softmax naive": 4}.get(case.name)  # score matrices alive at once

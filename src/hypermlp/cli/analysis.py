@@ -94,7 +94,8 @@ def explore(
             force=force,
         )
         return
-    if text and not (demo or model) and os.sep in text and not any(map(str.isspace, text)):
+    path = text is not None and (os.path.isdir(text) or (os.sep in text and not any(map(str.isspace, text))))
+    if path and not (demo or model):
         raise ValueError(f"{text} holds no runs of a demo (runs.jsonl); if it is a text to read, say with which --model")
     if demo or task is not None or mixer:
         if model or (text is not None and not demo):

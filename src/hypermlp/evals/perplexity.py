@@ -97,7 +97,7 @@ def measure(
     if not 1 <= stride <= context:
         raise ValueError(f"stride ({stride}) must be at least 1 and at most the context ({context})")
     if not len(text):
-        raise ValueError("the text has no tokens; give another split, or more text")
+        raise ValueError("there is no text to predict here; give more text, or another split")
     bounds = [0, *text.ends.tolist()] if documents else [0, len(text)]
     windows = [w for a, b in pairwise(bounds) for w in windows_of(a, b, context, stride)]
     windows.sort(key=lambda w: -w.length)  # largest memory first, little padding

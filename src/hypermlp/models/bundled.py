@@ -39,6 +39,11 @@ def find_model(model: str | Path) -> Path:
     return BUNDLED / name.removeprefix(PREFIX)
 
 
+def full_name(folder: Path) -> str:
+    """What a message calls the model of a folder: hypermlp:language, or its path."""
+    return short_name(folder) if folder.parent == BUNDLED else str(folder)
+
+
 def short_name(folder: Path) -> str:
     """What a page calls the model of a folder: hypermlp:language, or the end of its path.
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hypermlp.files import TOKENIZER, whole_file, write_json
 from hypermlp.mixers.int8 import CODES, quantize
 from hypermlp.mixers.lags import LagExtension
-from hypermlp.models.bundled import find_model
+from hypermlp.models.bundled import find_model, full_name
 from hypermlp.models.lm import LanguageModel, ModelConfig
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -119,9 +119,10 @@ def read_config(folder: Path) -> ModelConfig:
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if str(kind).startswith(MODEL_TYPE) and kind != MODEL_TYPE:
+        name = full_name(folder)
         raise ValueError(
-            f"{folder} is a model of a task and reads no text; hypermlp explore --model shows it on the task's examples, "
-            "and hypermlp eval --model scores it"
+            f"{name} is a model of a task and reads no text; hypermlp explore --model {name} shows it on the task's examples, "
+            f"and hypermlp eval --model {name} scores it"
         )
     if kind != MODEL_TYPE:
         raise ValueError(f"{path} has model_type {kind!r}; it must be {MODEL_TYPE!r}")

@@ -21,7 +21,7 @@ from hypermlp.analysis.capture import capture, recipe
 from hypermlp.config import IGNORED
 from hypermlp.data.tokenizers import Tokenizer
 from hypermlp.files import refuse_foreign, write_own
-from hypermlp.models.bundled import short_name
+from hypermlp.models.bundled import full_name, short_name
 from hypermlp.models.lm import count_parameters
 from hypermlp.report.terminal import say
 from hypermlp.runs.generate import open_model
@@ -64,7 +64,7 @@ def show_explore(
     asked = [is_task_model(folder) for folder in folders]
     if text and any(asked):
         raise ValueError(
-            f"{folders[asked.index(True)]} is a model of a task and reads the task's test examples: choose one with --example, "
+            f"{full_name(folders[asked.index(True)])} is a model of a task and reads the task's test examples: choose one with --example, "
             "and leave out the text"
         )
     subjects = [

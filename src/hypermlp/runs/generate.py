@@ -13,7 +13,7 @@ from hypermlp.data.corpus import INDEX, Corpus, open_corpus, read_corpus
 from hypermlp.data.text import find_source
 from hypermlp.data.tokenizers import Tokenizer, read_tokenizer
 from hypermlp.files import TOKENIZER
-from hypermlp.models.bundled import find_model
+from hypermlp.models.bundled import LANGUAGE, find_model
 from hypermlp.models.generate import stream
 from hypermlp.models.lm import LanguageModel
 from hypermlp.models.saved import CONFIG, load_model
@@ -27,7 +27,10 @@ def open_model(folder: str | Path) -> tuple[LanguageModel, Tokenizer]:
     saved = find_saved(folder)
     source = saved or RunFolder(folder).newest()
     if source is None:
-        raise ValueError(f"{folder} holds neither a saved model ({CONFIG}) nor a training run with a checkpoint")
+        raise ValueError(
+            f"{folder} holds neither a saved model ({CONFIG}) nor a training run with a checkpoint; hypermlp train tiny makes one, "
+            f"and {LANGUAGE} comes with the package"
+        )
     model = load_model(source) if saved else load_checkpoint(source)
     if not (source / TOKENIZER).is_file():
         raise ValueError(f"{source} has no {TOKENIZER}, which turns text into tokens")
