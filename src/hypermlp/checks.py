@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -28,6 +29,14 @@ def divisible(name: str, value: int, by: int, why: str) -> None:
         below = value - value % by
         remedy = f"{below} or {below + by}" if below else str(by)
         raise ValueError(f"{name} ({value}) must be divisible by {why}; try {remedy}")
+
+
+def only_fields(kind: type, what: str, values: Mapping[str, Any]) -> None:
+    """Raise a ValueError where `values` has a name that is no field of the dataclass `kind`."""
+    known = sorted(field.name for field in dataclasses.fields(kind))
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ValueError(f"unknown {what} fields {unknown}; known are {known}")
 
 
 def at_least_one(name: str, value: object) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from hypermlp.checks import at_least_one, choose_from, divisible
+from hypermlp.checks import at_least_one, choose_from, divisible, only_fields
 
 AttnKind = Literal["glu", "relu"]
 AttnNorm = Literal["out_scale", "l2", "none"]
@@ -191,10 +191,7 @@ class HyperGLUConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> HyperGLUConfig:
         """The inverse of to_dict; an unknown field is an error that lists the known ones."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ValueError(f"unknown configuration fields {unknown}; known are {sorted(known)}")
+        only_fields(cls, "configuration", values)
         missing = sorted({"n_embd", "n_head", "block_size"} - set(values))
         if missing:
             raise ValueError(f"the configuration lacks {missing}; they have no default")

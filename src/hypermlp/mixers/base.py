@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from hypermlp.cache import Cache, CacheSpec
-from hypermlp.checks import divisible
+from hypermlp.checks import at_least_one, divisible
 from hypermlp.collectives import RowShare
 from hypermlp.config import InitScale
 from hypermlp.fixed_cache import FixedCache
@@ -67,6 +67,9 @@ class Mixer(nn.Module, ABC):
     """
 
     width: int
+    n_head: int  # where there are heads, with these widths of keys and values
+    head_key_width: int
+    head_value_width: int
     init_scale: InitScale = "0.02"  # of the weights of linear layers, see begin_at
     made_with: Callable[[], Mixer]  # makes another one with the same arguments
     splits_by_head: ClassVar[bool] = False  # whether projections may be split over processes, a head to each
@@ -98,6 +101,20 @@ class Mixer(nn.Module, ABC):
         with torch.device("cpu"):
             new = self.made_with()
         copy_parameters(new, self)
+
+    def set_heads(self, width: int, n_head: int, value_width: int | None) -> int:
+        """Heads whose keys together are as wide as the model; the width of their values together (None: the same).
+
+        Args:
+            width: of the model.
+            n_head: how many heads.
+            value_width: of all heads' values.
+        """
+        divisible("width", width, n_head, f"n_head ({n_head})")
+        value_width = width if value_width is None else value_width
+        self.width, self.n_head = width, n_head
+        self.head_key_width, self.head_value_width = width // n_head, head_width(value_width, n_head)
+        return value_width
 
     @abstractmethod
     def mix(self, tokens: Tokens, cache: Cache | None) -> Tensor:
@@ -232,6 +249,13 @@ class Mixer(nn.Module, ABC):
     def state_size(self, batch_size: int, length: int) -> int:
         """Bytes that decoding keeps for batch_size sequences of `length` tokens."""
         return self.new_cache(batch_size, max_len=length, device="meta").nbytes
+
+
+def head_width(value_width: int, n_head: int) -> int:
+    """The width of one head's values, from that of all heads together."""
+    at_least_one("value_width", value_width)
+    divisible("value_width", value_width, n_head, f"n_head ({n_head})")
+    return value_width // n_head
 
 
 def begin_at(make: Callable[[], Mixer], scale: InitScale) -> Mixer:

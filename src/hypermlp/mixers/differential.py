@@ -16,7 +16,7 @@ from hypermlp.checks import divisible
 from hypermlp.config import ROPE_BASE
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Cut, Mixer, Tokens
-from hypermlp.mixers.parts import NORM_EPS, head_width, heads, init_linears
+from hypermlp.mixers.parts import NORM_EPS, heads, init_linears
 from hypermlp.mixers.softmax import attend, attend_packed
 
 LAMBDA_STD = 0.1
@@ -36,12 +36,11 @@ class DifferentialAttention(Mixer):
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None, layer: int = 1) -> None:
         super().__init__()
-        value_width = width if value_width is None else value_width
         if layer < 1:
             raise ValueError(f"layer ({layer}) must be at least 1: layers are counted from 1")
         divisible("width", width, 4 * n_head, f"4 * n_head ({n_head}), for two maps of rotating pairs in every head")
-        self.width, self.n_head = width, n_head
-        self.head_key_width, self.head_value_width = width // (2 * n_head), head_width(value_width, n_head)  # K, V
+        value_width = self.set_heads(width, n_head, value_width)
+        self.head_key_width //= 2  # of each map
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * (layer - 1))
         self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.v, self.o = nn.Linear(width, value_width, bias=False), nn.Linear(value_width, width, bias=False)

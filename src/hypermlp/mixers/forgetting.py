@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.cache import Cache, CacheSpec
-from hypermlp.checks import divisible
 from hypermlp.mixers.base import Cut, Mixer, Tokens
-from hypermlp.mixers.parts import head_width, heads, init_linears
+from hypermlp.mixers.parts import heads, init_linears
 from hypermlp.mixers.softmax import attend, attend_packed
 from hypermlp.ops.types import compute_dtype, no_autocast
 
@@ -30,10 +29,7 @@ class ForgettingAttention(Mixer):
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
         super().__init__()
-        divisible("width", width, n_head, f"n_head ({n_head})")
-        value_width = width if value_width is None else value_width
-        self.width, self.n_head = width, n_head
-        self.head_key_width, self.head_value_width = width // n_head, head_width(value_width, n_head)
+        value_width = self.set_heads(width, n_head, value_width)
         self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.v, self.o = nn.Linear(width, value_width, bias=False), nn.Linear(value_width, width, bias=False)
         self.forget = nn.Linear(width, n_head)

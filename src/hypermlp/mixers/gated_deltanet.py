@@ -13,13 +13,12 @@ from torch import nn
 
 from hypermlp.checks import divisible
 from hypermlp.config import TAPS
-from hypermlp.mixers.base import Cut, Tokens
+from hypermlp.mixers.base import Cut, Tokens, head_width
 from hypermlp.mixers.parts import (
     RMSNorm,
     ShortConv,
     first_steps,
     gated,
-    head_width,
     heads,
     init_linears,
     unit,

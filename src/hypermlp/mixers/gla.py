@@ -12,7 +12,7 @@ from torch import nn
 
 from hypermlp.checks import divisible
 from hypermlp.mixers.base import Cut, Tokens
-from hypermlp.mixers.parts import RMSNorm, gated, head_width, heads, init_linears
+from hypermlp.mixers.parts import RMSNorm, gated, heads, init_linears
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 
@@ -26,9 +26,8 @@ class GLA(MatrixMixer):
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
         super().__init__()
         divisible("width", width, 2 * n_head, f"2 * n_head ({n_head})")
-        self.width, self.n_head, self.head_key_width = width, n_head, width // (2 * n_head)
-        self.head_value_width = head_width(width if value_width is None else value_width, n_head)
-        inner = n_head * self.head_value_width
+        inner = self.set_heads(width, n_head, value_width)
+        self.head_key_width //= 2
         self.q, self.k = nn.Linear(width, width // 2, bias=False), nn.Linear(width, width // 2, bias=False)
         self.v, self.gate = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
         self.decay_in, self.decay_out = nn.Linear(width, DECAY_RANK, bias=False), nn.Linear(DECAY_RANK, width // 2)

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.mixers.base import Cut, Tokens
-from hypermlp.mixers.parts import RMSNorm, gated, head_width, init_linears, whole
+from hypermlp.mixers.base import Cut, Tokens, head_width
+from hypermlp.mixers.parts import RMSNorm, gated, init_linears, whole
 from hypermlp.mixers.recurrent import MixResult, Past, RecurrentMixer
 from hypermlp.ops.scan import scan
 

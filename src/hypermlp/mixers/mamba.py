@@ -15,8 +15,8 @@ from torch import nn
 
 from hypermlp.collectives import total
 from hypermlp.config import TAPS
-from hypermlp.mixers.base import Cut, Tokens
-from hypermlp.mixers.parts import ShortConv, first_steps, head_width, init_linears, whole
+from hypermlp.mixers.base import Cut, Tokens, head_width
+from hypermlp.mixers.parts import ShortConv, first_steps, init_linears, whole
 from hypermlp.mixers.recurrent import MixResult, Past, RecurrentMixer
 from hypermlp.ops import dispatch
 from hypermlp.ops.scan import selective_scan

@@ -15,8 +15,8 @@ from torch import nn
 
 from hypermlp.checks import divisible
 from hypermlp.config import TAPS
-from hypermlp.mixers.base import Cut, Tokens
-from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, head_width, heads, init_linears, whole
+from hypermlp.mixers.base import Cut, Tokens, head_width
+from hypermlp.mixers.parts import RMSNorm, ShortConv, first_steps, heads, init_linears, whole
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from hypermlp.checks import at_least_one, divisible
 from hypermlp.collectives import total
 from hypermlp.config import INIT_STD, TAPS, Init
 from hypermlp.mixers.base import Tokens
@@ -116,13 +115,6 @@ def unit(x: Tensor) -> Tensor:
 def write_strength(logits: Tensor, negative: bool) -> Tensor:
     """β of a delta rule: in (0, 1), or with negative eigenvalues of I − β k kᵀ in (0, 2)."""
     return 2 * torch.sigmoid(logits) if negative else torch.sigmoid(logits)
-
-
-def head_width(value_width: int, n_head: int) -> int:
-    """The width of one head's values, from that of all heads together."""
-    at_least_one("value_width", value_width)
-    divisible("value_width", value_width, n_head, f"n_head ({n_head})")
-    return value_width // n_head
 
 
 def init_linears(mixer: nn.Module) -> None:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.cache import Cache, CacheSpec
-from hypermlp.checks import divisible
 from hypermlp.mixers.base import Cut, Mixer, Tokens
-from hypermlp.mixers.parts import ShortConv, head_width, heads, init_linears, unit, whole
+from hypermlp.mixers.parts import ShortConv, heads, init_linears, unit, whole
 from hypermlp.ops.path import CHUNK, PathInputs, meet, path_attention
 from hypermlp.ops.types import compute_dtype
 
@@ -31,10 +30,7 @@ class PathAttention(Mixer):
 
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
         super().__init__()
-        value_width = width if value_width is None else value_width
-        divisible("width", width, n_head, f"n_head ({n_head})")
-        self.width, self.n_head = width, n_head
-        self.head_key_width, self.head_value_width = width // n_head, head_width(value_width, n_head)  # K, V
+        value_width = self.set_heads(width, n_head, value_width)
         self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.v, self.o = nn.Linear(width, value_width, bias=False), nn.Linear(value_width, width, bias=False)
         self.w_down, self.w_up = nn.Linear(width, RANK, bias=False), nn.Linear(RANK, width, bias=False)

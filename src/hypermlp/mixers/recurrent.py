@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from hypermlp.cache import Cache, CacheSpec
-from hypermlp.checks import divisible
 from hypermlp.collectives import RowShare
 from hypermlp.mixers.base import Mixer, Tokens
-from hypermlp.mixers.parts import head_width
 from hypermlp.ops.recurrence import Steps, recurrence
 from hypermlp.ops.types import compute_dtype
 
@@ -43,23 +41,6 @@ class RecurrentMixer(Mixer):
 
     taps: int = 1  # taps of its convolutions (or token shifts), the current token included
     conv_width: int = 0  # over how many channels
-    n_head: int  # where there are heads, with these widths of keys and values
-    head_key_width: int
-    head_value_width: int
-
-    def set_heads(self, width: int, n_head: int, value_width: int | None) -> int:
-        """Heads whose keys together are as wide as the model; the width of their values together (None: the same).
-
-        Args:
-            width: of the model.
-            n_head: how many heads.
-            value_width: of all heads' values.
-        """
-        divisible("width", width, n_head, f"n_head ({n_head})")
-        value_width = width if value_width is None else value_width
-        self.width, self.n_head = width, n_head
-        self.head_key_width, self.head_value_width = width // n_head, head_width(value_width, n_head)
-        return value_width
 
     @abstractmethod
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from hypermlp.checks import divisible
 from hypermlp.config import ROPE_BASE
 from hypermlp.mixers import rotary
 from hypermlp.mixers.base import Cut, Tokens
-from hypermlp.mixers.parts import RMSNorm, gated, head_width, heads, init_linears
+from hypermlp.mixers.parts import RMSNorm, gated, heads, init_linears
 from hypermlp.mixers.recurrent import MatrixMixer, MixResult, Past
 from hypermlp.ops.recurrence import Steps
 from hypermlp.ops.types import compute_dtype
@@ -30,9 +30,7 @@ class RetNet(MatrixMixer):
     def __init__(self, width: int, n_head: int = 2, *, value_width: int | None = None) -> None:
         super().__init__()
         divisible("width", width, 2 * n_head, f"2 * n_head ({n_head})")
-        self.width, self.n_head, self.head_key_width = width, n_head, width // n_head
-        self.head_value_width = head_width(2 * width if value_width is None else value_width, n_head)
-        inner = n_head * self.head_value_width
+        inner = self.set_heads(width, n_head, 2 * width if value_width is None else value_width)
         self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.v, self.gate = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
         self.o = nn.Linear(inner, width, bias=False)

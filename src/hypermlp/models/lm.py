@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hypermlp.cache import Cache
-from hypermlp.checks import at_least_one, choose_from
+from hypermlp.checks import at_least_one, choose_from, only_fields
 from hypermlp.config import IGNORED, INIT_STD, Init, InitScale
 from hypermlp.mixers import build_mixer, hybrid
 from hypermlp.mixers.base import Mixer, as_bounds, check_cu_seqlens, check_mask
@@ -151,10 +151,7 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
         """The inverse of to_dict; an unknown field is an error that lists the known ones."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ValueError(f"unknown model fields {unknown}; known are {sorted(known)}")
+        only_fields(cls, "model", values)
         return cls(**values)
 
 

@@ -42,14 +42,14 @@ FAULTS = {
     ),
     "a lag too many": Fault("skew.py", "+ j) < N\n", "+ j) <= N\n", SMALL, True),
     "parameters one tile off": Fault(
-        "forward.py", "        p = L - (Q - n + LATE) * N + j\n", "        p = L - (Q - n) * N + j\n", SMALL, True
+        "forward.py", "    p = L - (Q - n + LATE) * N + tl", "    p = L - (Q - n) * N + tl", SMALL, True
     ),
     "strides swapped": Fault("products.py", "b * y_b + c0.to(tl.int64) * y_t", "b * y_t + c0.to(tl.int64) * y_b", ODD, True),
     "a ring that is cut a slot too late": Fault("decode.py", "where(c < S, c", "where(c <= S, c", RING, None),
     "a ring that goes on a slot too far": Fault("decode.py", "c, c - S)", "c, c - S + 1)", RING, True),
     "the window's end": Fault("products.py", "(lag >= 0) & (lag < L)", "(lag >= 0) & (lag <= L)", WINDOW, True),
     "a split that repeats its neighbour's tiles": Fault(
-        "backward.py", "(n + 0 * j >= begin + LATE)", "(n + 0 * j >= begin)", CUT, True
+        "forward.py", "(n + 0 * p >= begin + LATE)", "(n + 0 * p >= begin)", CUT, True
     ),
     "halves of a word mixed": Fault("skew.py", ".to(tl.int32) & 0xFFFF", ".to(tl.int32)", SMALL, True),
     "gradients where the gate is shut": Fault("backward.py", "where(hg > 0, da", "where(hg > -1, da", SMALL, True),

@@ -51,6 +51,8 @@ class LayerCall:
     """
 
     def __init__(self, p: LayerParameters, linears: Sequence[LinearWeights | None], shape: LayerShape) -> None:
+        assert p.q is not None
+        assert p.v is not None
         W, H, G, K, V, rank1, rank2, L = dimensions(p, shape)
         mix, C, key_width, value_width = operator_arguments(p, shape), p.q.shape[1], G * K, H * V
         mix.T = 1

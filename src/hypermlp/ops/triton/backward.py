@@ -19,7 +19,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hypermlp.ops.triton.forward import both_scores, chunk_head, hidden, queries, row_block, scratch_block, split_tiles
+from hypermlp.ops.triton.forward import (
+    both_scores,
+    chunk_head,
+    hidden,
+    lag_tile,
+    queries,
+    row_block,
+    scratch_block,
+    split_tiles,
+)
 from hypermlp.ops.triton.skew import (
     cast,
     lag_select,
@@ -114,8 +123,7 @@ def backward_dw(
         now = rotate(cast(now, DT), M, N)
         dw = lag_select(d2, d1, now, M, N)
         d2, d1 = d1, now
-        p = L - (Q - n + LATE) * N + j
-        ok = (p >= 0) & (n + 0 * j >= begin + LATE)  # as a row: Triton 3.9 interprets a number beside a row as integers
+        p, ok = lag_tile(L, Q, n, begin, LATE, N)
         dw = tl.where(ok[None, :], dw, 0.0)
         if MIX2:
             g = mm(dw, load_rows(A2 + h * L * R2, p, ok, R2, R2, 0, RP2), g, PREC)
@@ -171,8 +179,7 @@ def backward_h(
         c = at + 1 - (Q - n) * N + j
         zg, zs = both_scores(qg1, qg2, qs1, qs2, qb, t, rows, H, kg, ks, c, S, k_t, K, K1, K2, GLU, M, N, PREC)
         zg, zs, g1, g2, c1, c2 = to_lags(zg, zs, g1, g2, c1, c2, M, N, GLU, PACK)
-        p = L - (Q - n + LATE) * N + j
-        ok = (p >= 0) & (n + 0 * j >= begin + LATE)  # as a row: Triton 3.9 interprets a number beside a row as integers
+        p, ok = lag_tile(L, Q, n, begin, LATE, N)
         exists = ((at + 1 - (Q - n + LATE) * N + j[None, :] + i) >= 0) & ok[None, :]
         column = ((n - LATE) * N + j)[None, :]
         inside = rows[:, None] & (column >= begin * N)

@@ -50,6 +50,13 @@ def split_tiles(Q, per, LATE: tl.constexpr):
 
 
 @triton.jit
+def lag_tile(L, Q, n, begin, LATE: tl.constexpr, N: tl.constexpr):
+    """Places of the lags that time tile n completes, and which of them are this program's."""
+    p = L - (Q - n + LATE) * N + tl.arange(0, N)
+    return p, (p >= 0) & (n + 0 * p >= begin + LATE)  # as a row: Triton 3.9 interprets a number beside a row as integers
+
+
+@triton.jit
 def chunk_head(first, count, H):
     """Of a chunk's heads first .. first + count, and for routing the scales H further on: the program's."""
     local = tl.program_id(1)
@@ -135,8 +142,7 @@ def forward_u(
         c = at + 1 - (Q - n) * N + j
         zg, zs = both_scores(qg1, qg2, qs1, qs2, qb, t, rows, H, kg, ks, c, S, k_t, K, K1, K2, GLU, M, N, PREC)
         zg, zs, g1, g2, s1, s2 = to_lags(zg, zs, g1, g2, s1, s2, M, N, GLU, PACK)
-        p = L - (Q - n + LATE) * N + j
-        ok = (p >= 0) & (n + 0 * j >= begin + LATE)  # as a row: Triton 3.9 interprets a number beside a row as integers
+        p, ok = lag_tile(L, Q, n, begin, LATE, N)
         zg = tl.where(ok[None, :], zg, 0.0)
         ug = mm(cast(zg, DT), load_rows(Ag, p, ok, R, R, 0, RP), ug, PREC)
         if GLU:
@@ -193,8 +199,7 @@ def forward_w(
         c = at + 1 - (Q - n) * N + j
         zg, zs = both_scores(qg1, qg2, qs1, qs2, qb, t, rows, H, kg, ks, c, S, k_t, K, K1, K2, GLU, M, N, PREC)
         zg, zs, g1, g2, c1, c2 = to_lags(zg, zs, g1, g2, c1, c2, M, N, GLU, PACK)
-        p = L - (Q - n + LATE) * N + j
-        ok = (p >= 0) & (n + 0 * j >= begin + LATE)  # as a row: Triton 3.9 interprets a number beside a row as integers
+        p, ok = lag_tile(L, Q, n, begin, LATE, N)
         exists = ((at + 1 - (Q - n + LATE) * N + j[None, :] + i) >= 0) & ok[None, :]
         hg = hidden(zg, usg, B1 + h * L * R1, D1 + h * L, p, ok, exists, R1, RP1, MIX1, BASE1, PREC)
         a = tl.maximum(hg, 0.0)

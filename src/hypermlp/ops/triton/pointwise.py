@@ -106,18 +106,24 @@ def sigmoid(x):
     return 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * x))
 
 
-@triton.jit(do_not_specialize=["rows"])
-def gates_forward_kernel(y, q, s1, s2, rows, Q, S1, S2, M: tl.constexpr, N: tl.constexpr):
-    """[q | m1 | s1 | s2] to q ⊙ σ(m1), σ(s1) and σ(s2): column c of the results has its gate in column c + Q."""
+@triton.jit
+def gates_tile(y, rows, Q, S1, S2, M: tl.constexpr, N: tl.constexpr):
+    """Of [q | m1 | s1 | s2]: rows and columns of a tile, which exist, where they lie, which are q's; the gates, and q or 1."""
     t = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     c = tl.program_id(1) * N + tl.arange(0, N)
     ok = (t < rows)[:, None] & (c < Q + S1 + S2)[None, :]
     at = t[:, None] * (2 * Q + S1 + S2) + c[None, :]
-    gate = sigmoid(tl.load(y + at + Q, mask=ok, other=0.0).to(tl.float32))
     first = ok & (c < Q)[None, :]
-    gated = tl.load(y + at, mask=first, other=1.0).to(tl.float32) * gate
+    gate = sigmoid(tl.load(y + at + Q, mask=ok, other=0.0).to(tl.float32))
+    return t, c, ok, at, first, gate, tl.load(y + at, mask=first, other=1.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gates_forward_kernel(y, q, s1, s2, rows, Q, S1, S2, M: tl.constexpr, N: tl.constexpr):
+    """[q | m1 | s1 | s2] to q ⊙ σ(m1), σ(s1) and σ(s2): column c of the results has its gate in column c + Q."""
+    t, c, ok, _, first, gate, x = gates_tile(y, rows, Q, S1, S2, M, N)
     DT: tl.constexpr = y.dtype.element_ty
-    tl.store(q + t[:, None] * Q + c[None, :], cast(gated, DT), mask=first)
+    tl.store(q + t[:, None] * Q + c[None, :], cast(x * gate, DT), mask=first)
     c -= Q
     tl.store(s1 + t[:, None] * S1 + c[None, :], cast(gate, DT), mask=ok & ((c >= 0) & (c < S1))[None, :])
     c -= S1
@@ -126,13 +132,7 @@ def gates_forward_kernel(y, q, s1, s2, rows, Q, S1, S2, M: tl.constexpr, N: tl.c
 
 @triton.jit(do_not_specialize=["rows"])
 def gates_backward_kernel(dq, ds1, ds2, y, dy, rows, Q, S1, S2, M: tl.constexpr, N: tl.constexpr):
-    t = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
-    c = tl.program_id(1) * N + tl.arange(0, N)
-    ok = (t < rows)[:, None] & (c < Q + S1 + S2)[None, :]
-    at = t[:, None] * (2 * Q + S1 + S2) + c[None, :]
-    gate = sigmoid(tl.load(y + at + Q, mask=ok, other=0.0).to(tl.float32))
-    first = ok & (c < Q)[None, :]
-    x = tl.load(y + at, mask=first, other=1.0).to(tl.float32)
+    t, c, ok, at, first, gate, x = gates_tile(y, rows, Q, S1, S2, M, N)
     d = tl.load(dq + t[:, None] * Q + c[None, :], mask=first, other=0.0).to(tl.float32)
     tl.store(dy + at, cast(d * gate, dy.dtype.element_ty), mask=first)
     c -= Q
