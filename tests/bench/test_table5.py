@@ -154,4 +154,4 @@ def test_the_page_begins_with_what_the_readme_says() -> None:
     assert said is not None
     assert f"takes {said[1]} of the time and {said[2]} of the memory" in report.lead(records)
     assert "12 layers" in report.lead(records), "the largest model that was measured"
-    assert report.lead({}).startswith("What systems cost")
+    assert report.lead({}).startswith("What mixers cost")

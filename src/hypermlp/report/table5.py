@@ -133,7 +133,7 @@ def tables(data: Data, width: int) -> Iterator[Group]:
     """One table per quantity and phase: here, ÷ SDPA, the paper, ÷ its Flash."""
     found = names(data, list(SYSTEMS))
     for quantity in QUANTITIES:
-        heads = [Column("system", left=True)]
+        heads = [Column("mixer", left=True)]
         for title in PHASES:
             heads += [Column(title, starts=True), Column("÷ SDPA"), Column("paper"), Column("÷ Flash")]
         if quantity.title == "FLOPs per token":
@@ -154,7 +154,7 @@ LONG_HEADS = ("tokens", "forward, s", "per pair, ns", "training, s", "per pair, 
 
 
 def long_table(data: Data, width: int) -> Group:
-    heads = ("system", *LONG_HEADS, "T^")
+    heads = ("mixer", *LONG_HEADS, "T^")
     return tabulate(width, "long contexts, one layer", [Column(h) for h in heads], [list(row) for row in long_rows(data)])
 
 
@@ -193,7 +193,7 @@ class Grid(NamedTuple):
 
 def model_grid(data: Data) -> Grid:
     """The table of whole models: here and ÷ SDPA, with the paper's ratio in brackets."""
-    heads = ["system", "parameters, M", "FLOPs per token, M", "forward, ms", "÷ SDPA (paper)", "training, ms", "÷ SDPA (paper)"]
+    heads = ["mixer", "parameters, M", "FLOPs per token, M", "forward, ms", "÷ SDPA (paper)", "training, ms", "÷ SDPA (paper)"]
     heads += ["tokens/s, training", "memory, GB", "÷ SDPA (paper)"]
     work, latency, tokens, memory = QUANTITIES[1], QUANTITIES[2], QUANTITIES[3], QUANTITIES[4]
     rows = []
@@ -218,7 +218,7 @@ def both(cell: CostCell) -> str:
 
 def work_grid(data: Data) -> Grid:
     """Forward operations per token of all systems by both counts, beside the paper's."""
-    heads = ["system", "needed, M", "of which mixing", "the head", "seen by the paper's counter, M", "paper, M"]
+    heads = ["mixer", "needed, M", "of which mixing", "the head", "seen by the paper's counter, M", "paper, M"]
     rows = []
     for name, found in data["work"].items():
         row = TABLE5.get(SYSTEMS[name].paper)
@@ -344,7 +344,7 @@ def write_page(folder: Path, out: Path | None = None, *, force: bool = False) ->
     if not made:
         return None
     path = out or folder / "report.html"
-    write_own(path, document("What each system costs", lead(read_folder(folder)), made), force=force)
+    write_own(path, document("What each mixer costs", lead(read_folder(folder)), made), force=force)
     return path
 
 
@@ -360,7 +360,7 @@ def lead(records: dict[str, Data]) -> str:
                 f"A training step with HyperGLU takes {text(time)} of the time and {text(memory)} of the memory that softmax "
                 f"attention takes, in a GPT-2 of {data['settings']['depth']} layers. The paper's Table 5 stands beside it."
             )
-    return "What systems cost on this machine; the paper's Table 5 stands beside it."
+    return "What mixers cost on this machine; the paper's Table 5 stands beside it."
 
 
 def sections(folder: Path) -> list[tuple[str, Markup]]:
@@ -390,7 +390,7 @@ def origins(data: Data) -> Markup:
 
 
 def as_html(grid: Grid) -> Markup:
-    return table(grid.heads, [[cell(text) for text in row] for row in grid.rows], sorts=True)
+    return table(grid.heads, [[cell(name, head=True), *map(cell, row)] for name, *row in grid.rows], sorts=True)
 
 
 def image(draw: Callable[[], Figure]) -> Markup:
