@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hypermlp.bench.contestants import Case, Contestant, NaiveSoftmax, contestant_of
+from hypermlp.bench.cases import BuiltCase, Case, NaiveSoftmax, built_case
 from hypermlp.checks import choose_from
 from hypermlp.mixers import Mixer, SoftmaxAttention, build_mixer
 from hypermlp.mixers.deltanet import DeltaNet
@@ -75,10 +75,10 @@ def choose_systems(text: str | None) -> list[str]:
     return [name for name in SYSTEMS if name in names]
 
 
-def build_layer(case: Case) -> Contestant:
+def build_layer(case: Case) -> BuiltCase:
     """A system as one layer."""
     torch.manual_seed(0)
-    return contestant_of(case, SYSTEMS[case.name].build(case.width, case.time))
+    return built_case(case, SYSTEMS[case.name].build(case.width, case.time))
 
 
 def too_large(name: str, batch: int, time: int, width: int) -> str | None:

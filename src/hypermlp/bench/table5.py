@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp.bench import flops, memory, systems
-from hypermlp.bench.contestants import Case
+from hypermlp.bench.cases import Case
 from hypermlp.bench.record import RoundsFile, entry
 from hypermlp.bench.systems import BASELINE, SYSTEMS
 from hypermlp.bench.timing import matmul_peak
@@ -137,29 +137,29 @@ class Layer:
     """A system as one layer, on the CPU or in bfloat16 on a GPU."""
 
     def __init__(self, case: Case) -> None:
-        self.contestant = systems.build_layer(case)
+        self.built = systems.build_layer(case)
         if torch.cuda.is_available():
-            self.contestant.layer.to("cuda", torch.bfloat16)
-        self.forward, self.train_step = self.contestant.forward, self.contestant.train_step
+            self.built.layer.to("cuda", torch.bfloat16)
+        self.forward, self.train_step = self.built.forward, self.built.train_step
 
     def input(self, batch: int, time: int) -> Tensor:
-        x = self.contestant.input(batch, time)
+        x = self.built.input(batch, time)
         return x.to("cuda", torch.bfloat16) if torch.cuda.is_available() else x
 
     def release(self) -> None:
-        self.contestant.layer.zero_grad(set_to_none=True)
+        self.built.layer.zero_grad(set_to_none=True)
 
 
 def check(case: Case, device: str) -> None:
     """Wrong results are never timed: the layer against its reference, and on a GPU against itself on the CPU."""
-    contestant = systems.build_layer(case)
-    contestant.check()
+    built = systems.build_layer(case)
+    built.check()
     if device == "cuda":
-        x = contestant.input(1, min(case.time, contestant.longest_check))
+        x = built.input(1, min(case.time, built.longest_check))
         with torch.no_grad():
-            want = contestant.call(x)
-            contestant.layer.to("cuda", torch.bfloat16)
-            got = contestant.call(x.to("cuda", torch.bfloat16)).float().cpu()
+            want = built.call(x)
+            built.layer.to("cuda", torch.bfloat16)
+            got = built.call(x.to("cuda", torch.bfloat16)).float().cpu()
         error = float((got - want).norm() / want.norm())
         if not error < LOOSE:
             raise RunError(f"{case.name} on the GPU differs from the CPU by {error:.1e}; it will not be timed")
