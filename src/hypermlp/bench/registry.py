@@ -12,7 +12,7 @@ from hypermlp.bench import decode, gpu, kernels, latency, layer, model, profile,
 from hypermlp.bench.cases import BASELINE, BUILDERS
 from hypermlp.bench.layer import DEFAULT_SHAPES, MIXER_SHAPES, Shape
 from hypermlp.bench.record import ResultsFile
-from hypermlp.bench.systems import choose_systems
+from hypermlp.bench.table5_mixers import choose_table5_mixers
 from hypermlp.checks import choose_from
 from hypermlp.files import free_path
 from hypermlp.mixers.groups import choose_mixers
@@ -160,7 +160,7 @@ def run_mixers(fields: MixerFields, out: Path, tell: Tell) -> list[Path]:
 
 
 def run_model(fields: ModelFields, out: Path, tell: Tell) -> list[Path]:
-    """Parts of Table 5 resume in their files, and take more systems and rounds."""
+    """Parts of Table 5 resume in their files, and take more mixers and rounds."""
     if fields.part == "equal":
         kinds = [
             model.mad(Shape.parse(fields.mad)),
@@ -168,7 +168,7 @@ def run_model(fields: ModelFields, out: Path, tell: Tell) -> list[Path]:
         ]
         options: dict[str, Any] = {"rounds": fields.rounds or 5, "thread_counts": fields.threads}
         return fill("equal", model.run, fields, out, tell, picture=False, kinds=kinds, **options)
-    names = choose_systems(None if fields.mixers == "all" else fields.mixers)
+    names = choose_table5_mixers(None if fields.mixers == "all" else fields.mixers)
     found = []
     if fields.part in ("model", "all"):
         found.append(table5.run_model(out, fields.scale, names, batch=fields.batch, rounds=fields.rounds, tell=tell))
