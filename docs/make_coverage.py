@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 import typer
 
-from hypermlp.bench.systems import SYSTEMS
 from hypermlp.bench.table5 import SCALES
+from hypermlp.bench.table5_mixers import TABLE5_MIXERS
 from hypermlp.cli import app
 from hypermlp.config import HyperGLUConfig
 from hypermlp.evals.harness import SUITES
@@ -246,7 +246,7 @@ def millions(name: str) -> int:
 
 def heads_of(system: str) -> int:
     with torch.device("meta"):
-        layer: Any = SYSTEMS[system].build(COST.width, COST.time)
+        layer: Any = TABLE5_MIXERS[system].build(COST.width, COST.time)
     return int(layer.n_head)
 
 

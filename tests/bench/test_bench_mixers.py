@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from helpers import OWN_MIXER
 from hypermlp.bench import memory
-from hypermlp.bench.contestants import BASELINE, Case, build, matched
+from hypermlp.bench.cases import BASELINE, Case, build, matched
 from hypermlp.cli import app
 from hypermlp.mixers import DISTINCT, MIXERS, Entry, SoftmaxAttention
 from hypermlp.mixers.labels import TABLE1

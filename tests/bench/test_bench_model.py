@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hypermlp.bench import contestants, model
+from hypermlp.bench import cases, model
 from hypermlp.bench.layer import Shape
 from hypermlp.cli import app
 from hypermlp.report.bench_tables import model_markdown
@@ -56,10 +56,10 @@ def test_the_default_sizes_are_equal_in_parameters() -> None:
 
 
 def test_a_wrong_mixer_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: contestants.Contestant) -> None:
+    def refuse(self: cases.BuiltCase) -> None:
         raise RuntimeError(f"{self.case.name} differs")
 
-    monkeypatch.setattr(contestants.Contestant, "check", refuse)
+    monkeypatch.setattr(cases.BuiltCase, "check", refuse)
     with pytest.raises(RuntimeError, match="G-cg-q-12o differs"):
         model.run([model.mad(Shape(2, 24, 32))], rounds=1, thread_counts=(1,))
 

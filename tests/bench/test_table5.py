@@ -11,9 +11,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hypermlp.bench import memory, systems, table5
+from hypermlp.bench import memory, table5, table5_mixers
 from hypermlp.bench.record import RoundsFile, grouped, read_results, timings
-from hypermlp.bench.systems import SYSTEMS, choose_systems
+from hypermlp.bench.table5_mixers import TABLE5_MIXERS, choose_table5_mixers
 from hypermlp.cli import app
 from hypermlp.errors import RunError
 from hypermlp.paper.tables import TABLE5
@@ -42,9 +42,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_systems_are_the_papers_and_more() -> None:
-    assert {s.paper for s in SYSTEMS.values()} - {""} == set(TABLE5)
+    assert {s.paper for s in TABLE5_MIXERS.values()} - {""} == set(TABLE5)
     with torch.device("meta"):
-        heads = {name: getattr(system.build(768, 64), "n_head", None) for name, system in SYSTEMS.items()}
+        heads = {name: getattr(mixer.build(768, 64), "n_head", None) for name, mixer in TABLE5_MIXERS.items()}
     others = {
         "hyperglu": 2,
         "hypermlp": 2,
@@ -53,7 +53,7 @@ def test_the_systems_are_the_papers_and_more() -> None:
         "naive-2": 2,
         "mamba2": 24,
     }  # 24 of 64: twice as wide
-    assert heads == dict.fromkeys(SYSTEMS, 12) | others
+    assert heads == dict.fromkeys(TABLE5_MIXERS, 12) | others
 
 
 def test_gpt2_small_has_its_size() -> None:
@@ -124,11 +124,11 @@ def test_long_contexts_are_shown_per_pair() -> None:
 
 
 def test_a_wrong_system_is_not_timed(tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Wrong(systems.SoftmaxAttention):
+    class Wrong(table5_mixers.SoftmaxAttention):
         def forward(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
             return super().forward(x, **options) * (1 if options.get("cache") is not None else 1.001)
 
-    monkeypatch.setitem(SYSTEMS, "path", systems.System("wrong", lambda d, h, n: Wrong(d, h)))
+    monkeypatch.setitem(TABLE5_MIXERS, "path", table5_mixers.Table5Mixer("wrong", lambda d, h, n: Wrong(d, h)))
     with pytest.raises(RunError, match="path differs from the reference"):
         table5.run_model(tmp_path, "quick", ["path"], batch=None, rounds=1, tell=lambda text: None)
     assert not list(tmp_path.iterdir())
@@ -136,15 +136,15 @@ def test_a_wrong_system_is_not_timed(tiny: list[str], monkeypatch: pytest.Monkey
 
 def test_mistakes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="did you mean 'gla'"):
-        choose_systems("gla,glla")
+        choose_table5_mixers("gla,glla")
     with pytest.raises(ValueError, match="mixers is empty"):
-        choose_systems(" , ")
+        choose_table5_mixers(" , ")
     refused = CliRunner().invoke(app, ["bench", "model", "scale=huge", "--out", str(tmp_path)])
     assert "scale (huge) must be one of paper, laptop, quick" in str(refused.exception)
     with pytest.raises(ValueError, match="multiple of 64"):
-        SYSTEMS["gla"].build(100, 16)
-    assert systems.too_large("naive", 1, 16384, 256) is not None
-    assert systems.too_large("sdpa", 1, 16384, 256) is None
+        TABLE5_MIXERS["gla"].build(100, 16)
+    assert table5_mixers.too_large("naive", 1, 16384, 256) is not None
+    assert table5_mixers.too_large("sdpa", 1, 16384, 256) is None
     assert RoundsFile(tmp_path / "new.json", {}).rounds(1) == []
 
 
@@ -154,4 +154,4 @@ def test_the_page_begins_with_what_the_readme_says() -> None:
     assert said is not None
     assert f"takes {said[1]} of the time and {said[2]} of the memory" in report.lead(records)
     assert "12 layers" in report.lead(records), "the largest model that was measured"
-    assert report.lead({}).startswith("What systems cost")
+    assert report.lead({}).startswith("What mixers cost")

@@ -90,7 +90,7 @@ def results(tmp_path: Path) -> Path:
 
 def test_every_section_is_there(results: Path) -> None:
     text = page_of(results)
-    for title in ("What was found", "Scores beside the paper", "Learning curves", "Claims", "Predictions"):
+    for title in ("What was found", "Scores", "Learning curves", "Claims", "Predictions"):
         assert title in text
     for title in ("Parameter budgets", "Run times", "Failures", "Provenance", "Runs"):
         assert title in text

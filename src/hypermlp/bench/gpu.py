@@ -1,7 +1,7 @@
 """`hypermlp gpu check`, `bench` and `tune`: what only a machine with a GPU can tell.
 
 Parity with the reference first (`parity.py`): values and all gradients; nothing is timed where one is wrong. Times are medians
-of CUDA events after warming up, the contestants in turns.
+of CUDA events after warming up, the mixers in turns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.bench import model, parity
-from hypermlp.bench.contestants import BASELINE, Case, build, reason_to_leave_out
+from hypermlp.bench.cases import BASELINE, Case, build, reason_to_leave_out
 from hypermlp.bench.layer import Shape
 from hypermlp.config import HyperGLUConfig
 from hypermlp.errors import RunError
@@ -74,9 +74,9 @@ def layers(rounds: int, against: str | None, tell: Callable[[str], None]) -> lis
             if reason_to_leave_out(case) is not None:
                 continue
             tell(f"layer: {name}, batch {batch}, {time} tokens")
-            contestant = build(case)
-            layer = contestant.layer.cuda().to(torch.bfloat16)
-            call = partial(layer, impl=name.split()[1]) if name.startswith("hyperglu") else contestant.call
+            built = build(case)
+            layer = built.layer.cuda().to(torch.bfloat16)
+            call = partial(layer, impl=name.split()[1]) if name.startswith("hyperglu") else built.call
             x = torch.randn(batch, time, width, device="cuda", dtype=torch.bfloat16)
             rows.append({"part": "layer", "contestant": name, "shape": [batch, time, width], **timed(layer, call, x, rounds)})
     return rows

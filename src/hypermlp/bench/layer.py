@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hypermlp.bench import memory
-from hypermlp.bench.contestants import BASELINE, CONTESTANTS, Case, Contestant, build, matched, reason_to_leave_out
+from hypermlp.bench.cases import BASELINE, BUILDERS, BuiltCase, Case, build, matched, reason_to_leave_out
 from hypermlp.bench.timing import matmul_peak, ratio, take_turns, threads
 
 AUTHORS_CHUNKS = (64, 128, 256, 512, 1024)
@@ -40,7 +40,7 @@ MIXER_SHAPES = tuple(Shape(*s) for s in ((4, 512, 256), (4, 1024, 256), (4, 2048
 
 def run(
     shapes: Sequence[Shape],
-    names: Sequence[str] = tuple(CONTESTANTS),
+    names: Sequence[str] = tuple(BUILDERS),
     *,
     rounds: int = 5,
     thread_counts: Sequence[int] = (2, 1),
@@ -51,7 +51,7 @@ def run(
     tell: Callable[[str], None] = lambda text: None,
     done: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
-    """One row a contestant, or mixer by its registered name or label, and shape.
+    """One row for each mixer (an implementation, a registered name or a label) and shape.
 
     match: at equal parameters; a row says where that is not reached. dtype: of weights and inputs. `tell` hears what is going
     on, `done` each finished row.
@@ -82,12 +82,12 @@ def run_shape(
     with_memory: bool,
     tell: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    tell(f"{shape}: checking {len(cases)} contestants against the reference")
-    contestants = {name: build(case) for name, case in cases.items()}
-    for contestant in contestants.values():
-        contestant.check()
-    if "authors" in contestants:
-        contestants["authors"] = best_authors(contestants["authors"], tell)
+    tell(f"{shape}: checking {len(cases)} mixers against the reference")
+    layers = {name: build(case) for name, case in cases.items()}
+    for built in layers.values():
+        built.check()
+    if "authors" in layers:
+        layers["authors"] = best_authors(layers["authors"], tell)
     rows = {
         name: {
             "contestant": name,
@@ -101,21 +101,21 @@ def run_shape(
             "dtype": c.case.dtype,
             "state_bytes": c.state_bytes,
         }
-        for name, c in contestants.items()
+        for name, c in layers.items()
     }
     for count in thread_counts:
         with threads(count):
-            time_phases(contestants, rows, count, rounds, shape, tell)
+            time_phases(layers, rows, count, rounds, shape, tell)
     if with_memory:
-        for name, contestant in contestants.items():
+        for name, built in layers.items():
             tell(f"{shape}: memory of {name}")
-            extra = memory.extra(contestant.case)
+            extra = memory.extra(built.case)
             rows[name] |= {"forward_extra_bytes": extra.forward, "training_extra_bytes": extra.training}
     return list(rows.values())
 
 
 def time_phases(
-    contestants: dict[str, Contestant],
+    layers: dict[str, BuiltCase],
     rows: dict[str, dict[str, Any]],
     count: int,
     rounds: int,
@@ -123,16 +123,16 @@ def time_phases(
     tell: Callable[[str], None],
 ) -> None:
     """Adds seconds, ratio to the baseline and share of peak under keys like `training_2t`; one thread is CPU time."""
-    x = next(iter(contestants.values())).input(shape.batch, shape.time)
+    x = next(iter(layers.values())).input(shape.batch, shape.time)
     peak = matmul_peak(dtype=x.dtype)
     clock = time.process_time if count == 1 else time.perf_counter
     for phase, factor in (("forward", 1), ("training", 3)):
         tell(f"{shape}: {phase}, {count} thread{'s' * (count > 1)}, {rounds} rounds")
         tasks: dict[str, Callable[[], object]] = {
-            name: partial(c.forward if phase == "forward" else c.train_step, x) for name, c in contestants.items()
+            name: partial(c.forward if phase == "forward" else c.train_step, x) for name, c in layers.items()
         }
         seconds = take_turns(tasks, rounds, clock=clock)
-        for name, c in contestants.items():
+        for name, c in layers.items():
             median = sorted(seconds[name])[len(seconds[name]) // 2]
             rows[name][f"{phase}_{count}t"] = {
                 "seconds": median,
@@ -140,15 +140,15 @@ def time_phases(
                 "share_of_matmul_peak": None if c.flops is None else factor * c.flops / median / peak,
                 "rounds": seconds[name],
             }
-        for c in contestants.values():
+        for c in layers.values():
             c.layer.zero_grad(set_to_none=True)
 
 
-def best_authors(contestant: Contestant, tell: Callable[[str], None]) -> Contestant:
+def best_authors(built: BuiltCase, tell: Callable[[str], None]) -> BuiltCase:
     """The authors' layer at its best chunk size for a training step."""
-    case = contestant.case
+    case = built.case
     trials = {chunk: build(replace(case, chunk=chunk)) for chunk in AUTHORS_CHUNKS if chunk <= max(case.time, 64)}
-    x = contestant.input(case.batch, case.time)
+    x = built.input(case.batch, case.time)
     seconds = take_turns({str(chunk): partial(c.train_step, x) for chunk, c in trials.items()}, 1)
     best = min(trials, key=lambda chunk: min(seconds[str(chunk)]))
     tell(f"the authors' best chunk size at {asdict(case)['time']} tokens is {best}")

@@ -1,6 +1,6 @@
 """Extra peak memory of one forward or one training step, in a process of its own.
 
-The process builds the contestant and its input, warms up on a short input, and then reports by how many bytes the resident
+The process builds the layer and its input, warms up on a short input, and then reports by how many bytes the resident
 memory rises above that at its peak. It is forked from one that has imported everything and computed nothing. With glibc, large
 blocks go back to the system as soon as they are free: what is counted is alive, not kept for later.
 """
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from hypermlp.allocator import return_freed_memory
-from hypermlp.bench import contestants
+from hypermlp.bench import cases
 from hypermlp.bench.timing import matmul_peak
 from hypermlp.errors import RunError
 
@@ -43,8 +43,8 @@ class Measurable(Protocol):
     def train_step(self, x: torch.Tensor) -> None: ...
 
 
-def extra(case: Any, build: Callable[[Any], Measurable] = contestants.build, repeats: int = 1) -> Extra:
-    """Of the contestant that `build` (a function of some module) makes from `case`, which has a name, a batch and a time.
+def extra(case: Any, build: Callable[[Any], Measurable] = cases.build, repeats: int = 1) -> Extra:
+    """Of the mixer that `build` (a function of some module) makes from `case`, which has a name, a batch and a time.
 
     repeats: how often each step is timed.
     """
@@ -62,11 +62,11 @@ def extra(case: Any, build: Callable[[Any], Measurable] = contestants.build, rep
 def measure(case: Any, build: Callable[[Any], Measurable], threads: int, repeats: int) -> Extra:
     torch.set_num_threads(threads)
     return_freed_memory()
-    contestant = build(case)
+    built = build(case)
     found, seconds, matmul = [], [], 0.0
-    for step in (contestant.forward, contestant.train_step):
-        step(contestant.input(1, min(case.time, 64)))
-        x = contestant.input(case.batch, case.time)
+    for step in (built.forward, built.train_step):
+        step(built.input(1, min(case.time, 64)))
+        x = built.input(case.batch, case.time)
         rise = rise_on_gpu if x.is_cuda else rise_of_process
         tries = []
         for _ in range(repeats):

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.bench import contestants
-from hypermlp.bench.contestants import Case
+from hypermlp.bench import cases
+from hypermlp.bench.cases import Case
 from hypermlp.bench.layer import Shape
 from hypermlp.bench.timing import ratio, take_turns, threads
 from hypermlp.mixers import new_layers
@@ -22,7 +22,7 @@ from hypermlp.models.mad import MadLanguageModel
 
 
 class ModelKind(NamedTuple):
-    """A kind of model, as one contestant and its baseline are measured in it."""
+    """A kind of model, as one mixer and its baseline are measured in it."""
 
     name: str  # "mad" or "language"
     shape: Shape
@@ -104,7 +104,7 @@ def run_kind(kind: ModelKind, rounds: int, thread_counts: Sequence[int], tell: C
     matched = kind.match()
     learners = {}
     for name, found in matched.items():
-        contestants.build(Case(name=name, batch=batch, time=length, width=width, size=found.mixer.layer_size)).check()
+        cases.build(Case(name=name, batch=batch, time=length, width=width, size=found.mixer.layer_size)).check()
         torch.manual_seed(0)
         learners[name] = Learner(kind, kind.build(name, found.mixer.size, found.inner))
     rows: dict[str, dict[str, Any]] = {

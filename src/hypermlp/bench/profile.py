@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from hypermlp.bench.contestants import Case, build
+from hypermlp.bench.cases import Case, build
 from hypermlp.bench.layer import Shape
 
 STEPS = 5
@@ -31,7 +31,7 @@ def run(
     tell: Callable[[str], None] = lambda text: None,
     done: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
-    """One row a contestant and shape: milliseconds of a training step by group of operators."""
+    """One row a mixer and shape: milliseconds of a training step by group of operators."""
     rows = []
     for shape in shapes:
         for name in names:
@@ -43,14 +43,14 @@ def run(
 
 
 def profile_step(case: Case) -> dict[str, float]:
-    contestant = build(case)
-    contestant.check()
-    x = contestant.input(case.batch, case.time)
+    built = build(case)
+    built.check()
+    x = built.input(case.batch, case.time)
     for _ in range(2):
-        contestant.train_step(x)
+        built.train_step(x)
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         for _ in range(STEPS):
-            contestant.train_step(x)
+            built.train_step(x)
     found = dict.fromkeys([*dict.fromkeys(GROUPS.values()), "the rest"], 0.0)
     for event in seen.key_averages():
         found[group_of(event.key)] += event.self_cpu_time_total / 1e3 / STEPS

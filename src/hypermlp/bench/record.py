@@ -90,19 +90,19 @@ class RoundsFile(ResultsFile):
         return grouped(self.file)
 
     def note(self, kind: str, entries: dict[str, dict[str, Any]]) -> None:
-        """Add what is known of some contestants: work or memory."""
+        """Add what is known of some mixers: work or memory."""
         self.extend([{"kind": kind, "of": name, **one} for name, one in entries.items()])
 
     def add_round(self, time: int, seconds: dict[str, list[float]]) -> None:
         self.add({"kind": "round", "session": self.session, "time": time, "seconds": seconds})
 
     def rounds(self, time: int, name: str | None = None) -> list[dict[str, Any]]:
-        """Finished rounds at a length, of one contestant or of any."""
+        """Finished rounds at a length, of one mixer or of any."""
         return [r for r in self.data["rounds"] if r["time"] == time and (name is None or name in r["seconds"])]
 
 
 def entry(name: str, time: int) -> str:
-    """The key of a contestant at a length."""
+    """The key of a mixer at a length."""
     return f"{name} {time}"
 
 

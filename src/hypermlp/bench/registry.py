@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from hypermlp.bench import decode, gpu, kernels, latency, layer, model, profile, table5
-from hypermlp.bench.contestants import BASELINE, CONTESTANTS
+from hypermlp.bench.cases import BASELINE, BUILDERS
 from hypermlp.bench.layer import DEFAULT_SHAPES, MIXER_SHAPES, Shape
 from hypermlp.bench.record import ResultsFile
-from hypermlp.bench.systems import choose_systems
+from hypermlp.bench.table5_mixers import choose_table5_mixers
 from hypermlp.checks import choose_from
 from hypermlp.files import free_path
 from hypermlp.mixers.groups import choose_mixers
@@ -24,7 +24,7 @@ Tell = Callable[[str], None]
 @dataclass(frozen=True, kw_only=True)
 class LayerFields:
     shape: tuple[str, ...] = tuple("x".join(map(str, shape)) for shape in DEFAULT_SHAPES)
-    only: tuple[str, ...] = tuple(CONTESTANTS)  # contestants
+    only: tuple[str, ...] = tuple(BUILDERS)  # mixers
     rounds: int = 5
     threads: tuple[int, ...] = (2, 1)  # one thread is CPU time
     match: bool = False  # qk_rank such that parameters agree with softmax attention's
@@ -33,7 +33,7 @@ class LayerFields:
     memory: bool = True  # each in a fresh process
 
     def __post_init__(self) -> None:
-        check_contestants(self.only, self.against, given=self.only != LayerFields.only)
+        check_names(self.only, self.against, given=self.only != LayerFields.only)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class LatencyFields:
     context: tuple[int, ...] = (256, 1024, 4096, 16384)  # windows, which are full
     batch: tuple[int, ...] = (1, 8)
     weights: tuple[str, ...] = tuple(latency.WEIGHTS)
-    only: tuple[str, ...] = ()  # contestants; none: all
+    only: tuple[str, ...] = ()  # mixers; none: all
     model: bool = False  # a language model of 1.1 M parameters, in one call and by its modules
     cold: bool = False  # streams take turns token by token, so each finds caches that others have used
     width: int = 768
@@ -90,7 +90,7 @@ class ProfileFields:
     against: str | None = None
 
     def __post_init__(self) -> None:
-        check_contestants(self.only, self.against, given=True)
+        check_names(self.only, self.against, given=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +111,10 @@ class GpuFields:
     against: str | None = None
 
 
-def check_contestants(only: Sequence[str], against: str | None, *, given: bool) -> None:
+def check_names(only: Sequence[str], against: str | None, *, given: bool) -> None:
     """Bad names fail before anything is measured."""
     for name in only:
-        choose_from("only", name, tuple(CONTESTANTS))
+        choose_from("only", name, tuple(BUILDERS))
     if given and "authors" in only and against is None:
         raise ValueError("only=authors needs against=, the path of the authors' hyperglu.py")
     if against is not None and not Path(against).is_file():
@@ -160,7 +160,7 @@ def run_mixers(fields: MixerFields, out: Path, tell: Tell) -> list[Path]:
 
 
 def run_model(fields: ModelFields, out: Path, tell: Tell) -> list[Path]:
-    """Parts of Table 5 resume in their files, and take more systems and rounds."""
+    """Parts of Table 5 resume in their files, and take more mixers and rounds."""
     if fields.part == "equal":
         kinds = [
             model.mad(Shape.parse(fields.mad)),
@@ -168,7 +168,7 @@ def run_model(fields: ModelFields, out: Path, tell: Tell) -> list[Path]:
         ]
         options: dict[str, Any] = {"rounds": fields.rounds or 5, "thread_counts": fields.threads}
         return fill("equal", model.run, fields, out, tell, picture=False, kinds=kinds, **options)
-    names = choose_systems(None if fields.mixers == "all" else fields.mixers)
+    names = choose_table5_mixers(None if fields.mixers == "all" else fields.mixers)
     found = []
     if fields.part in ("model", "all"):
         found.append(table5.run_model(out, fields.scale, names, batch=fields.batch, rounds=fields.rounds, tell=tell))

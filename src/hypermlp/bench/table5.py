@@ -1,4 +1,4 @@
-"""`hypermlp bench model`: what every system costs, as whole models, as layers that grow, and at long contexts."""
+"""`hypermlp bench model`: what every mixer costs, as whole models, as layers that grow, and at long contexts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypermlp.bench import flops, memory, systems
-from hypermlp.bench.contestants import Case
+from hypermlp.bench import flops, memory, table5_mixers
+from hypermlp.bench.cases import Case
 from hypermlp.bench.record import RoundsFile, entry
-from hypermlp.bench.systems import BASELINE, SYSTEMS
+from hypermlp.bench.table5_mixers import BASELINE, TABLE5_MIXERS
 from hypermlp.bench.timing import matmul_peak
 from hypermlp.errors import RunError
 from hypermlp.models.lm import Block, LanguageModel, ModelConfig, count_parameters
@@ -63,7 +63,7 @@ LONG_WIDTH = 256
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCase:
-    """A system as a whole model."""
+    """A mixer in a whole model."""
 
     name: str
     batch: int
@@ -78,7 +78,7 @@ class ModelCase:
         return torch.bfloat16 if self.device == "cuda" else torch.float32
 
     def network(self) -> LanguageModel:
-        """GPT-2 of this size with the system in the place of attention; the head is the embedding."""
+        """GPT-2 of this size with the mixer in the place of attention; the head is the embedding."""
         net = LanguageModel(
             ModelConfig(
                 vocabulary=self.vocabulary, width=self.width, depth=self.depth, length=self.time, mixer="softmax", style="gpt2"
@@ -86,7 +86,7 @@ class ModelCase:
         )
         for block in net.blocks:
             assert isinstance(block, Block)
-            block.mixer = SYSTEMS[self.name].build(self.width, self.time)
+            block.mixer = TABLE5_MIXERS[self.name].build(self.width, self.time)
         return net
 
 
@@ -134,32 +134,32 @@ def model_work(case: ModelCase) -> dict[str, int]:
 
 
 class Layer:
-    """A system as one layer, on the CPU or in bfloat16 on a GPU."""
+    """A mixer as one layer, on the CPU or in bfloat16 on a GPU."""
 
     def __init__(self, case: Case) -> None:
-        self.contestant = systems.build_layer(case)
+        self.built = table5_mixers.build_layer(case)
         if torch.cuda.is_available():
-            self.contestant.layer.to("cuda", torch.bfloat16)
-        self.forward, self.train_step = self.contestant.forward, self.contestant.train_step
+            self.built.layer.to("cuda", torch.bfloat16)
+        self.forward, self.train_step = self.built.forward, self.built.train_step
 
     def input(self, batch: int, time: int) -> Tensor:
-        x = self.contestant.input(batch, time)
+        x = self.built.input(batch, time)
         return x.to("cuda", torch.bfloat16) if torch.cuda.is_available() else x
 
     def release(self) -> None:
-        self.contestant.layer.zero_grad(set_to_none=True)
+        self.built.layer.zero_grad(set_to_none=True)
 
 
 def check(case: Case, device: str) -> None:
     """Wrong results are never timed: the layer against its reference, and on a GPU against itself on the CPU."""
-    contestant = systems.build_layer(case)
-    contestant.check()
+    built = table5_mixers.build_layer(case)
+    built.check()
     if device == "cuda":
-        x = contestant.input(1, min(case.time, contestant.longest_check))
+        x = built.input(1, min(case.time, built.longest_check))
         with torch.no_grad():
-            want = contestant.call(x)
-            contestant.layer.to("cuda", torch.bfloat16)
-            got = contestant.call(x.to("cuda", torch.bfloat16)).float().cpu()
+            want = built.call(x)
+            built.layer.to("cuda", torch.bfloat16)
+            got = built.call(x.to("cuda", torch.bfloat16)).float().cpu()
         error = float((got - want).norm() / want.norm())
         if not error < LOOSE:
             raise RunError(f"{case.name} on the GPU differs from the CPU by {error:.1e}; it will not be timed")
@@ -242,14 +242,14 @@ def run_model(out: Path, scale: str, names: Sequence[str], *, batch: int | None,
     s, device = SCALES[scale], find_device()
     sizes = {"batch": batch or s.batch, "time": s.time, "width": s.width, "depth": s.depth, "vocabulary": s.vocabulary}
     record = RoundsFile(out / f"model-{scale}.json", settings(device, scale=scale, **sizes))
-    every = {name: ModelCase(name=name, device=device, **sizes) for name in SYSTEMS}
+    every = {name: ModelCase(name=name, device=device, **sizes) for name in TABLE5_MIXERS}
     cases = {name: every[name] for name in dict.fromkeys([BASELINE, *names])}
     work = {name: model_work(case) for name, case in every.items()}
     rounds = rounds or s.rounds
     left = left_over(record, cases, rounds)
     if not left:
         return record.path
-    tell(f"{len(left)} systems, {about(record, work, cases, rounds, device)}")
+    tell(f"{len(left)} mixers, {about(record, work, cases, rounds, device)}")
     for name in left:
         tell(f"checking {name} against its reference")
         check(Case(name=name, batch=1, time=s.time, width=s.width), device)
@@ -270,7 +270,7 @@ def run_growth(out: Path, scale: str, names: Sequence[str], *, rounds: int | Non
     for length in s.growth:
         cases = {}
         for name in chosen:
-            if reason := systems.too_large(name, 1, length, s.growth_width):
+            if reason := table5_mixers.too_large(name, 1, length, s.growth_width):
                 tell(f"{length:,} tokens: {name} left out, {reason}")
             else:
                 cases[name] = Case(name=name, batch=1, time=length, width=s.growth_width)
@@ -291,7 +291,7 @@ def run_long(out: Path, scale: str, names: Sequence[str], *, tell: Tell) -> Path
         cases = {name: Case(name=name, batch=1, time=length, width=width) for name in LONG if name in {*names, BASELINE}}
         for name, case in cases.items():
             with torch.device("meta"):
-                found = flops.work(SYSTEMS[name].build(width, length), length)
+                found = flops.work(TABLE5_MIXERS[name].build(width, length), length)
             assert found is not None
             if (key := entry(name, case.time)) not in record.data["work"]:
                 work[key] = found._asdict()

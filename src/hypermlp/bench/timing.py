@@ -1,4 +1,4 @@
-"""Timing on noisy machines: contestants take turns, and ratios are taken within a round."""
+"""Timing on noisy machines: mixers take turns, and ratios are taken within a round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 class Ratio(NamedTuple):
-    """Median over rounds of one contestant's time by another's, with the quartiles."""
+    """Median over rounds of one mixer's time by another's, with the quartiles."""
 
     median: float
     low: float

@@ -1,4 +1,4 @@
-"""Equal parameters for every contestant (section 2.6, appendix F.2.2): first in the mixer, then in the feed-forward.
+"""Equal parameters for every mixer (section 2.6, appendix F.2.2): first in the mixer, then in the feed-forward.
 
 The budget is that of plain softmax attention, 4 width². The width of q and k pays for gates and mixing. Where that does not do
 (the mixing of a long context can cost more than the budget of a narrow layer) the rivals get wider feed-forwards instead.

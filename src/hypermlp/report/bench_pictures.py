@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hypermlp.bench.contestants import BASELINE
+from hypermlp.bench.cases import BASELINE
 from hypermlp.mixers import MIXERS
 from hypermlp.report.style import log_axis, new_figure
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 class Look(NamedTuple):
-    """How a contestant is drawn: models differ in colour, implementations in line and marker."""
+    """How a mixer is drawn: models differ in colour, implementations in line and marker."""
 
     title: str
     colour: str
@@ -53,7 +53,7 @@ def look(name: str, place: int = 0) -> Look:
 
 
 def title(name: str) -> str:
-    """A contestant in words, with the name that commands take."""
+    """A mixer in words, with the name that commands take."""
     if name in LOOKS and name not in MIXERS:
         return LOOKS[name].title
     own = MIXERS[name].title if name in MIXERS else ""
@@ -138,7 +138,7 @@ def tokens(row: Row) -> int:
 def curves(
     ax: Axes, rows: Sequence[Row], value: Callable[[Row], float], place: Callable[[Row], int] = tokens, *, fit: bool = False
 ) -> None:
-    """A line per contestant on logarithmic axes, named from the highest at the right to the lowest."""
+    """A line per mixer on logarithmic axes, named from the highest at the right to the lowest."""
     found = {}
     for name in dict.fromkeys(row["contestant"] for row in rows):
         found[name] = sorted((place(row), value(row)) for row in rows if row["contestant"] == name)

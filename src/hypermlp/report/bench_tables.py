@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rich.console import Group
 
 from hypermlp.bench import decode
-from hypermlp.bench.contestants import BASELINE
+from hypermlp.bench.cases import BASELINE
 from hypermlp.bench.layer import Shape
 from hypermlp.report.bench_pictures import clock_name, exponent, thread_counts
 from hypermlp.report.markdown import markdown_table
@@ -56,7 +56,7 @@ def latency_table(rows: Sequence[Row], width: int) -> Group:
     names = ("p50", "p99", "p99.9", "worst")
     limits = list(rows[0]["met"])
     heads = [
-        Column("contestant", left=True),
+        Column("mixer", left=True),
         Column("weights", left=True),
         *(Column(name, starts=name == "p50") for name in names),
         Column("p99.9 / p50"),

@@ -174,7 +174,8 @@ class Chart:
             begin = LEFT + self.plot_width * self.x.place(line.points[-1][0])
             first = place + 3.5 - GAP * (len(own) - 1) / 2
             texts = [f'<text x="{right + 2}" y="{first + GAP * i:.1f}">{escape(text)}</text>' for i, text in enumerate(own)]
-            lead = f'<path class="lead" d="M{begin:.1f} {wanted:.1f}L{right} {place:.1f}"/>'
+            far = " far" if right - begin > self.plot_width / 4 else ""  # no part of the line
+            lead = f'<path class="lead{far}" d="M{begin:.1f} {wanted:.1f}L{right} {place:.1f}"/>'
             parts.append(f'<g class="{style_of(line)}">{lead}{"".join(texts)}</g>')
         return "".join(parts)
 

@@ -7,13 +7,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
 import torch
+from markupsafe import Markup
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -23,6 +22,7 @@ from hypermlp.data.tokenizers import Tokenizer
 from hypermlp.files import refuse_foreign, write_own
 from hypermlp.models.bundled import full_name, short_name
 from hypermlp.models.lm import count_parameters
+from hypermlp.report.markup import TEMPLATES
 from hypermlp.report.terminal import say
 from hypermlp.runs.generate import open_model
 from hypermlp.studies.task_models import is_task_model, open_task_model
@@ -133,17 +133,18 @@ def build_page(subjects: Sequence[Subject]) -> str:
         "models": [model_data(subject, name) for subject, name in zip(subjects, names, strict=True)],
     }
     written = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    parts = {name: (HERE / f"{name}.js").read_text(encoding="utf-8") for name in ("maths", "draw", "page")}
-    parts |= {"css": (HERE / "page.css").read_text(encoding="utf-8"), "data": written, "title": escape(", ".join(names))}
-    return Template((HERE / "page.html").read_text(encoding="utf-8")).substitute(parts)
+    files = {"maths": "maths.js", "draw": "draw.js", "page": "page.js", "css": "page.css"}
+    own = {name: Markup((HERE / file).read_text(encoding="utf-8")) for name, file in files.items()}
+    page = TEMPLATES.from_string((HERE / "page.html").read_text(encoding="utf-8"))
+    return page.render(own, data=Markup(written), title=", ".join(names))
 
 
 def about(subjects: Sequence[Subject], names: Sequence[str]) -> str:
-    told = [
+    shown = [
         f"{known(name)} ({count_parameters(subject.model):,} parameters)" for subject, name in zip(subjects, names, strict=True)
     ]
     return (
-        f"{' and '.join(told)} read{'s' if len(told) == 1 else ''} {len(subjects[0].tokens)} tokens. Choose a token, a layer "
+        f"{' and '.join(shown)} read{'s' if len(shown) == 1 else ''} {len(subjects[0].tokens)} tokens. Choose a token, a layer "
         "and a head: the page shows which earlier tokens the head reads there, and why."
     )
 

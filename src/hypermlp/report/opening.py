@@ -11,7 +11,7 @@ from hypermlp.report.markup import plural
 from hypermlp.report.shown import unit_of
 from hypermlp.report.table1 import task_title
 from hypermlp.report.words import beside, claim_words, corrected_words, gain_words, measure_words
-from hypermlp.verdicts.claims import CONTRADICTED, WORDS, Claim, Verdict
+from hypermlp.verdicts.claims import CONTRADICTED, NOT_RUN, WORDS, Claim, Verdict
 from hypermlp.verdicts.estimates import seeds_text
 from hypermlp.verdicts.judged import Judged
 from hypermlp.verdicts.predictions import HYPERGLU, HYPERMLP
@@ -45,16 +45,23 @@ TOO_SHORT = (
 
 
 def opening(study: Judged) -> Opening:
-    counts = Counter(claim.verdict.word for claim in study.claims)
+    claims = shown_claims(study)
+    counts = Counter(claim.verdict.word for claim in claims)
     return Opening(
         title(study.results),
         TOO_SHORT if study.results.quick else lead(study.results),
         "Claims of the paper" if study.results.protocol is None else "Claims that were registered",
         [(word, f"{counts[word]} {word}") for word in WORDS if counts[word]],
         study.results.objections,
-        [ClaimLine(claim.verdict.word, claim_words(claim), claim.title, deciding(claim)) for claim in study.claims],
+        [ClaimLine(claim.verdict.word, claim_words(claim), claim.title, deciding(claim)) for claim in claims],
         origin(study.results),
     )
+
+
+def shown_claims(study: Judged) -> Sequence[Claim]:
+    """Its claims; none for a quick run, nor where no claim of the paper was tested at all."""
+    tested = any(claim.verdict.word != NOT_RUN for claim in study.claims)
+    return study.claims if not study.results.quick and (tested or study.results.protocol is not None) else ()
 
 
 def deciding(claim: Claim) -> list[str]:

@@ -32,7 +32,7 @@ from hypermlp.report.markup import (
     verdict_cell,
     words,
 )
-from hypermlp.report.opening import Opening, opening, titles
+from hypermlp.report.opening import Opening, opening, shown_claims, titles
 from hypermlp.report.readings import what_answers_read
 from hypermlp.report.registered import protocol_section
 from hypermlp.report.search import search_section
@@ -112,7 +112,7 @@ def study_sections(study: Judged) -> list[tuple[str, Markup]]:
         }
     else:
         found = {
-            "Scores beside the paper’s": table1(results),
+            "Scores": table1(results),
             "Learning curves": learning_curves(results),
             "What an answer reads": what_answers_read(results),
             "Learned lag kernels": lag_kernels(results),
@@ -129,7 +129,7 @@ def study_sections(study: Judged) -> list[tuple[str, Markup]]:
         "Failures": failures(results),
         "Provenance": origins(results),
     }
-    if results.quick:  # nothing is judged
+    if not shown_claims(study):
         found = {title: html for title, html in found.items() if title not in ("Claims", "Predictions")}
     return [(title, html) for title, html in found.items() if html]
 
@@ -231,7 +231,7 @@ def claim_cards(study: Judged) -> Markup:
     )
     if power := power_words(study.claims):
         about += f" {power}"
-    cards = [claim_card(study.results, claim, number) for number, claim in enumerate(study.claims, 1)]
+    cards = [claim_card(study.results, claim, number) for number, claim in enumerate(shown_claims(study), 1)]
     return paragraph(about, "note") + Markup().join(cards)
 
 

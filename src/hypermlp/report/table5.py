@@ -1,4 +1,4 @@
-"""What every system costs, beside the paper's Table 5: tables for terminal, documents and page, and the picture."""
+"""What every mixer costs, beside the paper's Table 5: tables for terminal, documents and page, and the picture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Group
 
 from hypermlp.bench import flops
 from hypermlp.bench.record import PHASES, entry, grouped, lengths, names, read_results, timings
-from hypermlp.bench.systems import BASELINE, SYSTEMS
+from hypermlp.bench.table5_mixers import BASELINE, TABLE5_MIXERS
 from hypermlp.files import write_own
 from hypermlp.paper.tables import TABLE5, Table5Row
 from hypermlp.report.bench_pictures import LOOKS, curves, exponent, key, look
@@ -43,13 +43,13 @@ class CostCell(NamedTuple):
 class Quantity:
     title: str
     unit: str
-    ours: Callable[[Data, str, int], float | None]  # record, system, phase
+    ours: Callable[[Data, str, int], float | None]  # record, mixer, phase
     paper: Callable[[Table5Row, int], float]
     digits: Callable[[float], str]
 
     def cell(self, data: Data, name: str, phase: int) -> CostCell:
         own, base = (self.ours(data, who, phase) for who in (name, BASELINE))
-        row = TABLE5.get(SYSTEMS[name].paper)
+        row = TABLE5.get(TABLE5_MIXERS[name].paper)
         theirs = None if row is None else self.paper(row, phase)
         ratio = None if own is None or not base else own / base
         if self.unit in ("s", "K/s") and ratio is not None:  # of times, the median within rounds
@@ -131,16 +131,16 @@ def about(data: Data) -> str:
 
 def tables(data: Data, width: int) -> Iterator[Group]:
     """One table per quantity and phase: here, ÷ SDPA, the paper, ÷ its Flash."""
-    found = names(data, list(SYSTEMS))
+    found = names(data, list(TABLE5_MIXERS))
     for quantity in QUANTITIES:
-        heads = [Column("system", left=True)]
+        heads = [Column("mixer", left=True)]
         for title in PHASES:
             heads += [Column(title, starts=True), Column("÷ SDPA"), Column("paper"), Column("÷ Flash")]
         if quantity.title == "FLOPs per token":
             heads.append(Column("seen by the paper's counter"))
         rows = []
         for name in found:
-            cells = [SYSTEMS[name].title]
+            cells = [TABLE5_MIXERS[name].title]
             for phase in (0, 1):
                 c = quantity.cell(data, name, phase)
                 cells += [text(c.ours, quantity.digits), text(c.ratio), text(c.paper, quantity.digits), text(c.paper_ratio)]
@@ -154,13 +154,13 @@ LONG_HEADS = ("tokens", "forward, s", "per pair, ns", "training, s", "per pair, 
 
 
 def long_table(data: Data, width: int) -> Group:
-    heads = ("system", *LONG_HEADS, "T^")
+    heads = ("mixer", *LONG_HEADS, "T^")
     return tabulate(width, "long contexts, one layer", [Column(h) for h in heads], [list(row) for row in long_rows(data)])
 
 
 def long_rows(data: Data) -> Iterator[tuple[str, ...]]:
     """Pairs are of a token and one that it sees; memory is that of a training step, its exponent fitted over all lengths."""
-    for name in names(data, list(SYSTEMS)):
+    for name in names(data, list(TABLE5_MIXERS)):
         at = {T: data["memory"][entry(name, T)] for T in lengths(data) if entry(name, T) in data["memory"]}
         grows = exponent([(T, found["training"]) for T, found in at.items()]) if len(at) > 1 else None
         for T, found in at.items():
@@ -169,7 +169,7 @@ def long_rows(data: Data) -> Iterator[tuple[str, ...]]:
             last = text(grows) if max(at) == T else ""
             share = share_of_peak(data, name, T)
             cells = (f"{times[0]:.2f}", each[0], f"{times[1]:.2f}", each[1], share, f"{found['training'] / 1e6:.0f}")
-            yield SYSTEMS[name].title, f"{T:,}", *cells, last
+            yield TABLE5_MIXERS[name].title, f"{T:,}", *cells, last
 
 
 def share_of_peak(data: Data, name: str, T: int) -> str:
@@ -193,13 +193,13 @@ class Grid(NamedTuple):
 
 def model_grid(data: Data) -> Grid:
     """The table of whole models: here and ÷ SDPA, with the paper's ratio in brackets."""
-    heads = ["system", "parameters, M", "FLOPs per token, M", "forward, ms", "÷ SDPA (paper)", "training, ms", "÷ SDPA (paper)"]
+    heads = ["mixer", "parameters, M", "FLOPs per token, M", "forward, ms", "÷ SDPA (paper)", "training, ms", "÷ SDPA (paper)"]
     heads += ["tokens/s, training", "memory, GB", "÷ SDPA (paper)"]
     work, latency, tokens, memory = QUANTITIES[1], QUANTITIES[2], QUANTITIES[3], QUANTITIES[4]
     rows = []
-    for name in names(data, list(SYSTEMS)):
+    for name in names(data, list(TABLE5_MIXERS)):
         row = [
-            SYSTEMS[name].title,
+            TABLE5_MIXERS[name].title,
             f"{data['work'][name]['parameters'] / 1e6:.1f}",
             text(work.cell(data, name, 0).ours, work.digits),
         ]
@@ -217,13 +217,13 @@ def both(cell: CostCell) -> str:
 
 
 def work_grid(data: Data) -> Grid:
-    """Forward operations per token of all systems by both counts, beside the paper's."""
-    heads = ["system", "needed, M", "of which mixing", "the head", "seen by the paper's counter, M", "paper, M"]
+    """Forward operations per token of all mixers by both counts, beside the paper's."""
+    heads = ["mixer", "needed, M", "of which mixing", "the head", "seen by the paper's counter, M", "paper, M"]
     rows = []
     for name, found in data["work"].items():
-        row = TABLE5.get(SYSTEMS[name].paper)
+        row = TABLE5.get(TABLE5_MIXERS[name].paper)
         parts = [f"{found[part] / tokens_of(data) / 1e6:.1f}" for part in ("forward", "mixing", "head", "seen")]
-        rows.append([SYSTEMS[name].title, *parts, NONE if row is None else f"{row.flops_per_token[0]:.2f}"])
+        rows.append([TABLE5_MIXERS[name].title, *parts, NONE if row is None else f"{row.flops_per_token[0]:.2f}"])
     return Grid(heads, rows)
 
 
@@ -232,11 +232,11 @@ def growth_grid(data: Data) -> Grid:
     found = lengths(data)
     heads = ["layer", *(f"{T:,} tokens, ms" for T in found), "time ∝", "memory ∝"]
     rows = []
-    for name in names(data, list(SYSTEMS)):
+    for name in names(data, list(TABLE5_MIXERS)):
         at = growth_rows(data, name)
         times = {row["shape"][1]: row["seconds"] for row in at}
         shown = [f"{1e3 * times[T]:.0f}" if T in times else NONE for T in found]
-        rows.append([SYSTEMS[name].title, *shown, *(power(at, what) for what in ("seconds", "bytes"))])
+        rows.append([TABLE5_MIXERS[name].title, *shown, *(power(at, what) for what in ("seconds", "bytes"))])
     return Grid(heads, rows)
 
 
@@ -266,9 +266,11 @@ def summary(data: Data) -> str:
     """What the README says of whole models: training steps relative to softmax attention's."""
     s, latency, memory = data["settings"], QUANTITIES[2], QUANTITIES[4]
     found = {
-        name: latency.cell(data, name, 1).ratio for name in names(data, list(SYSTEMS)) if name not in ("hyperglu", BASELINE)
+        name: latency.cell(data, name, 1).ratio
+        for name in names(data, list(TABLE5_MIXERS))
+        if name not in ("hyperglu", BASELINE)
     }
-    rivals = ", ".join(f"{SYSTEMS[name].title} {text(ratio)}" for name, ratio in found.items())
+    rivals = ", ".join(f"{TABLE5_MIXERS[name].title} {text(ratio)}" for name, ratio in found.items())
     ours, size = latency.cell(data, "hyperglu", 1).ratio, memory.cell(data, "hyperglu", 1).ratio
     return (
         f"- A whole GPT-2 ({s['depth']} layers, {s['batch']} × {s['time']} tokens): {text(ours)} of the time and {text(size)} "
@@ -301,7 +303,7 @@ def picture(model: Data | None, growth: Data | None) -> Figure:
     if model is not None:
         draw_trade(remaining.pop(0), model)
     if growth is not None:
-        rows = [row for name in names(growth, list(SYSTEMS)) for row in growth_rows(growth, name)]
+        rows = [row for name in names(growth, list(TABLE5_MIXERS)) for row in growth_rows(growth, name)]
         time, memory = remaining
         curves(time, rows, lambda row: 1e3 * row["seconds"], fit=True)
         curves(memory, [row for row in rows if row["bytes"] > 1e6], lambda row: row["bytes"] / 1e6, fit=True)
@@ -315,14 +317,14 @@ def picture(model: Data | None, growth: Data | None) -> Figure:
 
 def draw_trade(ax: Any, data: Data) -> None:
     points = {}
-    for name in names(data, list(SYSTEMS)):
+    for name in names(data, list(TABLE5_MIXERS)):
         seconds, size = seconds_of(data, name, 1), peak_bytes(data, name, 1)
         if seconds is not None and size is not None:
             points[name] = (1e3 * seconds, size / 1e9)
     others = [name for name in points if name not in LOOKS]
     for name, (x, y) in sorted(points.items(), key=lambda item: item[1]):
         own = look(name, others.index(name) if name in others else 0)
-        ax.plot(x, y, color=own.colour, marker=own.marker, ms=6.5, ls="", label=SYSTEMS[name].title)
+        ax.plot(x, y, color=own.colour, marker=own.marker, ms=6.5, ls="", label=TABLE5_MIXERS[name].title)
     key(ax, "from the fastest to the slowest")
     s = data["settings"]
     title = f"Training step of a GPT-2, {s['depth']} layers, width {s['width']}, {s['batch']} × {s['time']} tokens"
@@ -344,7 +346,7 @@ def write_page(folder: Path, out: Path | None = None, *, force: bool = False) ->
     if not made:
         return None
     path = out or folder / "report.html"
-    write_own(path, document("What each system costs", lead(read_folder(folder)), made), force=force)
+    write_own(path, document("What each mixer costs", lead(read_folder(folder)), made), force=force)
     return path
 
 
@@ -352,7 +354,7 @@ def lead(records: dict[str, Data]) -> str:
     """What HyperGLU costs beside softmax attention, where both were measured."""
     models = [data for name, data in records.items() if name.startswith("model")]
     for data in sorted(models, key=lambda data: -data["settings"]["depth"]):  # the largest first
-        if "hyperglu" not in names(data, list(SYSTEMS)):
+        if "hyperglu" not in names(data, list(TABLE5_MIXERS)):
             continue
         time, memory = (QUANTITIES[i].cell(data, "hyperglu", 1).ratio for i in (2, 4))
         if time is not None and memory is not None:
@@ -360,7 +362,7 @@ def lead(records: dict[str, Data]) -> str:
                 f"A training step with HyperGLU takes {text(time)} of the time and {text(memory)} of the memory that softmax "
                 f"attention takes, in a GPT-2 of {data['settings']['depth']} layers. The paper's Table 5 stands beside it."
             )
-    return "What systems cost on this machine; the paper's Table 5 stands beside it."
+    return "What mixers cost on this machine; the paper's Table 5 stands beside it."
 
 
 def sections(folder: Path) -> list[tuple[str, Markup]]:
@@ -390,7 +392,7 @@ def origins(data: Data) -> Markup:
 
 
 def as_html(grid: Grid) -> Markup:
-    return table(grid.heads, [[cell(text) for text in row] for row in grid.rows], sorts=True)
+    return table(grid.heads, [[cell(name, head=True), *map(cell, row)] for name, *row in grid.rows], sorts=True)
 
 
 def image(draw: Callable[[], Figure]) -> Markup:

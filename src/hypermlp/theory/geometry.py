@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from itertools import groupby
 
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 from hypermlp import ops
@@ -194,25 +194,25 @@ def join(across: Tensor, down: Tensor) -> Tensor:
     return sides[crossed].unflatten(0, (-1, 2))  # signs around a cell change an even number of times
 
 
-def draw(shown: Partition, size: int) -> str:
-    parts = [
-        f'<svg class="partition" viewBox="0 0 {size} {size}" role="img" aria-label="{escape(describe(shown))}">'
-        f'<rect class="ground" width="{size}" height="{size}"/>',
-        *shades(shown, size),
-    ]
+def draw(shown: Partition, size: int) -> Markup:
+    """An SVG; Markup.format escapes what is text."""
+    head = Markup('<svg class="partition" viewBox="0 0 {0} {0}" role="img" aria-label="{1}">').format(size, describe(shown))
+    ground = Markup('<rect class="ground" width="{0}" height="{0}"/>').format(size)
+    parts = [head, ground, *shades(shown, size)]
     scale = size / (2 * shown.radius)
     for slot, pieces in enumerate(shown.segments):
         across, up = ((pieces[..., 0] + shown.radius) * scale).tolist(), ((shown.radius - pieces[..., 1]) * scale).tolist()
         moves = "".join(f"M{a:.1f} {b:.1f}L{c:.1f} {d:.1f}" for (a, c), (b, d) in zip(across, up, strict=True))
         if moves:
-            parts.append(f'<path class="s{slot % 8}" d="{moves}"><title>{escape(shown.slots[slot])}</title></path>')
+            path = Markup('<path class="s{}" d="{}"><title>{}</title></path>')
+            parts.append(path.format(slot % 8, moves, shown.slots[slot]))
     for a, b, name in shown.marks:
-        place = f'cx="{(a + shown.radius) * scale:.1f}" cy="{(shown.radius - b) * scale:.1f}"'
-        parts.append(f'<circle class="mark" {place} r="4"><title>{escape(name)}</title></circle>')
-    return "".join([*parts, "</svg>"])
+        mark = Markup('<circle class="mark" cx="{:.1f}" cy="{:.1f}" r="4"><title>{}</title></circle>')
+        parts.append(mark.format((a + shown.radius) * scale, (shown.radius - b) * scale, name))
+    return Markup("").join([*parts, Markup("</svg>")])
 
 
-def shades(shown: Partition, size: int) -> Iterator[str]:
+def shades(shown: Partition, size: int) -> Iterator[Markup]:
     """The small cells, row by row, neighbours with equally many active slots in one rectangle."""
     cell, most = size / len(shown.shade), max(1, shown.pattern.shape[-1])
     for row, line in enumerate(shown.shade.tolist()):
@@ -220,9 +220,9 @@ def shades(shown: Partition, size: int) -> Iterator[str]:
         for count, run in groupby(line):
             end = begin + len(list(run))
             if count:
-                place = f'x="{begin * cell:.2f}" y="{size - (row + 1) * cell:.2f}"'
-                extent = f'width="{(end - begin) * cell:.2f}" height="{cell:.2f}"'
-                yield f'<rect class="on" {place} {extent} opacity="{0.42 * count / most:.2f}"/>'
+                rectangle = Markup('<rect class="on" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" opacity="{:.2f}"/>')
+                at, extent = (begin * cell, size - (row + 1) * cell), ((end - begin) * cell, cell)
+                yield rectangle.format(*at, *extent, 0.42 * count / most)
             begin = end
 
 

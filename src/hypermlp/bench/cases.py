@@ -32,7 +32,7 @@ DECODED = 80  # tokens that are decoded one by one as a check: more than one chu
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One contestant at one shape."""
+    """One layer at one shape, before it is built."""
 
     name: str
     batch: int
@@ -46,7 +46,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contestant:
+class BuiltCase:
     """A built case."""
 
     case: Case
@@ -109,10 +109,10 @@ def hyper_config(case: Case, kind: AttnKind) -> HyperGLUConfig:
     return HyperGLUConfig(n_embd=case.width, n_head=2, block_size=case.time, attn_kind=kind, qk_rank=case.size)
 
 
-def build_hyper(case: Case, kind: AttnKind, impl: str) -> Contestant:
+def build_hyper(case: Case, kind: AttnKind, impl: str) -> BuiltCase:
     config = hyper_config(case, kind)
     layer = (HyperGLU if kind == "glu" else HyperMLP)(config)
-    return Contestant(
+    return BuiltCase(
         case=case,
         layer=layer,
         call=lambda x: layer(x, impl=impl, chunk_T=case.chunk),
@@ -135,35 +135,35 @@ class NaiveSoftmax(SoftmaxAttention):
         return self.o(o.transpose(1, 2).flatten(2))
 
 
-def build_softmax(case: Case, heads: int, fused: bool) -> Contestant:
+def build_softmax(case: Case, heads: int, fused: bool) -> BuiltCase:
     layer, naive = (kind(case.width, heads, use_rope=False) for kind in (SoftmaxAttention, NaiveSoftmax))
     for name, module in layer.named_children():
         setattr(naive, name, module)
     work = flops.forward(layer, case.batch, case.time)
-    return Contestant(case=case, layer=layer, call=layer if fused else naive, oracle=naive, flops=work)
+    return BuiltCase(case=case, layer=layer, call=layer if fused else naive, oracle=naive, flops=work)
 
 
-def build_named(case: Case) -> Contestant:
+def build_named(case: Case) -> BuiltCase:
     """A mixer by its registered name or label, or the user's own."""
     own.adopt([case.name])
-    return contestant_of(case, build_mixer(case.name, case.width, case.time, case.size))
+    return built_case(case, build_mixer(case.name, case.width, case.time, case.size))
 
 
-def contestant_of(case: Case, layer: Mixer) -> Contestant:
+def built_case(case: Case, layer: Mixer) -> BuiltCase:
     """The oracle of a mixer without a dense implementation is its decoding."""
     work = flops.forward(layer, case.batch, case.time)
     if isinstance(layer, HyperGLU):
-        return Contestant(case=case, layer=layer, call=layer, oracle=lambda x: layer(x, impl="dense"), flops=work)
+        return BuiltCase(case=case, layer=layer, call=layer, oracle=lambda x: layer(x, impl="dense"), flops=work)
 
     @torch.no_grad()
     def decode(x: Tensor) -> Tensor:
         cache = layer.new_cache(x.shape[0], max_len=x.shape[1])
         return torch.cat([layer(token, cache=cache) for token in x.split(1, dim=1)], dim=1)
 
-    return Contestant(case=case, layer=layer, call=layer, oracle=decode, flops=work, longest_check=DECODED)
+    return BuiltCase(case=case, layer=layer, call=layer, oracle=decode, flops=work, longest_check=DECODED)
 
 
-def build_authors(case: Case) -> Contestant:
+def build_authors(case: Case) -> BuiltCase:
     """The released layer, from the file that the user named, with our parameters."""
     if case.against is None:
         raise ValueError("the authors' layer needs against=PATH, their hyperglu.py")
@@ -174,7 +174,7 @@ def build_authors(case: Case) -> Contestant:
     shared = {name: value for name, value in config.to_dict().items() if name in known}
     theirs = module.HyperGLU(module.HyperGLUConfig(**shared | {"impl_default": "chunked", "chunk_T": case.chunk or 128}))
     theirs.load_state_dict(ours.authors_state_dict())
-    return Contestant(
+    return BuiltCase(
         case=case,
         layer=theirs,
         call=theirs,
@@ -193,7 +193,7 @@ def load_file(path: Path) -> Any:
     return module
 
 
-CONTESTANTS: dict[str, Callable[[Case], Contestant]] = {
+BUILDERS: dict[str, Callable[[Case], BuiltCase]] = {
     "hyperglu native": lambda case: build_hyper(case, "glu", "native"),
     "hyperglu chunked": lambda case: build_hyper(case, "glu", "chunked"),
     "hyperglu dense": lambda case: build_hyper(case, "glu", "dense"),
@@ -207,24 +207,24 @@ CONTESTANTS: dict[str, Callable[[Case], Contestant]] = {
 BASELINE = "softmax sdpa 2 heads"
 
 
-def build(case: Case) -> Contestant:
-    """A contestant, or any mixer by name (build_named)."""
+def build(case: Case) -> BuiltCase:
+    """An implementation that BUILDERS has, or any mixer by name (build_named)."""
     torch.manual_seed(0)
-    contestant = CONTESTANTS.get(case.name, build_named)(case)
-    contestant.layer.to(getattr(torch, case.dtype))
-    return contestant
+    built = BUILDERS.get(case.name, build_named)(case)
+    built.layer.to(getattr(torch, case.dtype))
+    return built
 
 
 def matched(case: Case) -> Case:
     """The same with as many parameters as softmax attention, or a note that says why not."""
-    mixer = case.name.split()[0] if case.name in CONTESTANTS else case.name
+    mixer = case.name.split()[0] if case.name in BUILDERS else case.name
     own.adopt([mixer])
     found = match("hyperglu" if mixer == "authors" else mixer, case.width, case.time)
     return replace(case, size=found.layer_size, note=found.note)
 
 
 def reason_to_leave_out(case: Case) -> str | None:
-    """Why a contestant does not take part at a shape; None if it does."""
+    """Why a mixer does not take part at a shape; None if it does."""
     if case.name == "softmax sdpa 12 heads" and case.width % 12:
         return f"12 heads do not divide width {case.width}"
     if case.name == "authors" and case.against is None:
