@@ -28,7 +28,10 @@ class FixedCache(Cache):
         if max_len is None or max_len < 1:
             raise ValueError(f"max_len ({max_len}) of a fixed cache must be how many tokens it has room for")
         if spec.rewritten:
-            raise ValueError("these slots change with every token, which needs a cache that grows: leave fixed unset")
+            raise ValueError(
+                "these slots change with every token, which needs a cache that grows: leave fixed unset "
+                "(cache_implementation in transformers)"
+            )
 
         def zeros(shape: tuple[int, ...], precision: torch.dtype = dtype) -> Tensor:
             return torch.zeros(batch, *shape, dtype=precision, device=device)

@@ -215,6 +215,23 @@ def test_narrow_queries_and_keys_make_a_small_cache() -> None:
     assert make(qk_rank=4).new_cache(1, max_len=8).nbytes == 8 * (4 + WIDTH) * 8
 
 
+@pytest.mark.parametrize("quantised", [False, True])
+def test_a_part_of_the_heads_decodes_with_a_cache_of_its_own_size(quantised: bool) -> None:
+    """As transformers' tensor parallelism leaves a layer with quantised weights: rows of q, k and v, columns of o."""
+    layer, x = make().float(), randn(1, T, WIDTH, dtype=torch.float32)
+    for name in ("q", "k", "v", "o"):
+        weight = layer.get_submodule(name).weight.detach()
+        half = weight[:, : WIDTH // 2] if name == "o" else weight[: WIDTH // 2]
+        layer.get_submodule(name).weight = nn.Parameter(half.as_subclass(Codes if quantised else Tensor), requires_grad=False)
+    cache = layer.new_cache(1, max_len=T)
+    assert cache.slots["k"].shape[2] == 1
+    assert_same(torch.cat([layer(part, cache=cache) for part in x.split(1, 1)], 1), layer(x), 1e-5)
+
+
+class Codes(Tensor):
+    """Weights of another type, as torchao's are."""
+
+
 def test_parameters() -> None:
     assert sum(p.numel() for p in make().parameters()) == 4 * WIDTH**2
     found = {name: tuple(p.shape) for name, p in make(**OPTIONS["all"]).named_parameters()}

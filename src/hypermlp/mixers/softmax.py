@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from hypermlp.mixers.initial import init_weight
 from hypermlp.mixers.modules import join_linears
 from hypermlp.mixers.parts import CausalConv, RMSNorm
 from hypermlp.ops import dispatch, pointwise
-from hypermlp.ops.observer import ORDINARY, ordinary, transform
+from hypermlp.ops.observer import ordinary, transform
 from hypermlp.ops.types import by_document, compute_dtype
 
 
@@ -182,12 +182,11 @@ class SoftmaxAttention(Mixer):
 
     def _computed_heads(self) -> int:
         """Of this process: a tensor parallel plan leaves it some of the heads, and so the cache."""
-        weight: Tensor = self.k.weight
+        weight: Any = self.k._parameters.get("weight")
         if is_split(self.k):
-            weight = weight.to_local()  # type: ignore[attr-defined]
-        elif type(weight) not in ORDINARY or not weight.is_floating_point():
-            return self.n_head
-        return weight.shape[0] * self.n_head // self.qk_rank
+            weight = weight.to_local()
+        in_rows = weight is not None and weight.shape[1:] == (self.width,)  # else packed, or gathered before the layer runs
+        return weight.shape[0] * self.n_head // self.qk_rank if in_rows else self.n_head
 
     def cache_spec(self) -> CacheSpec:
         heads = self._computed_heads()
