@@ -17,6 +17,10 @@ static void *const POOL = (void *)GOMP_parallel;
 static void *const POOL = nullptr;
 #endif
 
+#if defined(__SANITIZE_THREAD__)
+extern "C" const char *__tsan_default_options() { return "halt_on_error=1"; }  // the program ends at the first race
+#endif
+
 static std::atomic<i64> until_failure{-1};
 static std::atomic<i64> failed_in{0};
 static std::thread::id caller;

@@ -55,7 +55,7 @@ V4 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
 VARIANTS = {
     "AVX-512 with BF16": Variant("g++", ("-march=x86-64-v4", "-mavx512bf16"), (*V4, "avx512_bf16")),
     "AVX-512": Variant("g++", ("-march=x86-64-v4",), V4),
-    "AVX2": Variant("g++", ("-march=x86-64-v3",), ("avx2", "fma")),
+    "AVX2, ThreadSanitizer": Variant("g++", ("-march=x86-64-v3", "-fsanitize=thread"), ("avx2", "fma")),  # ends at a race
     "SSE2": Variant("g++", ("-march=x86-64",), ("sse2",)),
     "NEON": Variant("aarch64-linux-gnu-g++", ("-march=armv8-a", "-static"), (), ("qemu-aarch64",)),
     "clang": Variant("clang++", ("-march=x86-64-v3",), ("avx2", "fma")),
@@ -276,6 +276,7 @@ def differences() -> dict[str, float]:
         "model in bfloat16": compare_model(half, "llama", codes=True),
         "strips": compare_problem(single, T=213, L=150, B=1),
         "few rows": compare_problem(single, T=3, S=70, L=70),
+        "one row": compare_problem(single, T=1, S=1100, L=1090, B=1, H=1),  # whose blocks threads share
         "scan": compare_scan(),
         "bfloat16": compare_problem(half, T=150, L=90, B=1, diag=False),
         "layer in bfloat16": compare_layer(make_layer(), x, half),

@@ -109,6 +109,13 @@ def test_the_gradient_of_v_takes_the_place_of_that_of_o(name: str, ranks: tuple[
     assert_same(found, run_problem(problem), 2e-5)
 
 
+@pytest.mark.parametrize("L", [1090, 60], ids=["all slots", "window"])
+def test_long_contexts_of_narrow_layers_equal_the_reference(L: int) -> None:
+    """Their strips are higher, and most tiles are read where they lie."""
+    problem = make_problem(1090, L=L, B=1, H=1)
+    assert_same(run_problem(problem.to(torch.float32), "native"), run_problem(problem), 1e-4)
+
+
 def test_a_row_is_bitwise_independent_of_its_batch() -> None:
     problem = make_problem(T=150, L=150, B=4).to(torch.float32)
     together = problem.mix("native")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers import TOLERANCE, Problem, assert_same, each_fast_impl, each_impl, make_problem, precision, run_problem
+from helpers import TOLERANCE, Problem, assert_same, each_fast_impl, each_impl, make_problem, precision, randn, run_problem
 
 # rows, slots of the ring, lags: single rows, few rows, strips, and slots beyond a packed tile (96) and a decoding block (512)
 SIZES = [(1, 1, 1), (1, 2, 1), (1, 7, 5), (3, 9, 9), (5, 12, 7), (4, 131, 110), (60, 230, 150), (1, 1100, 1050)]
@@ -45,6 +45,19 @@ def test_bits_do_not_depend_on_the_place(T: int, S: int, L: int, threads: int, d
             assert torch.equal(ring_of(plain, begin).mix("native"), expected), begin
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype, limit", [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("K, V, R", [(16, 16, 16), (33, 37, 1), (48, 100, 17), (70, 433, 32)])
+def test_every_width_is_read_whole_and_in_order(K: int, V: int, R: int, dtype: torch.dtype, limit: float) -> None:
+    """Vectors of all numbers, and what is left behind the last."""
+    narrow = make_problem(1, 603, 590, ranks=(R, R))
+    q, k, v = (randn(*t.shape[:3], n, seed=n) for t, n in ((narrow.q, K), (narrow.k, K), (narrow.v, V)))
+    plain = narrow.replace(q=q, k=k, v=v).to(dtype)
+    found = plain.mix("native")
+    assert_same(found, plain.to(torch.float64).mix("dense"), limit)
+    for begin in (1, 302, 600):
+        assert torch.equal(ring_of(plain, begin).mix("native"), found), begin
 
 
 @each_impl

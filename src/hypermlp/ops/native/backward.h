@@ -161,8 +161,8 @@ void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const Para
     const float *dout = join_rows<E>(w.dout, P.Vp, s.m, P.Vp, w.joined);
     for (i64 j = 0; j < s.n; j += TC) {
         i64 width = std::min<i64>(TC, s.n - j);
-        time_tile<E>(s, w.dw, s.c0 + j, width, w.tile);
-        const float *tile = join_rows<E>(w.tile, LDT, s.m, width, w.joined_tile);
+        Tile tile = time_tile<E>(s, w.dw, s.c0 + j, width, w.tile);
+        tile = join_rows<E>(tile, s.m, width, w.joined_tile);
         scatter_tile<E>(s, tile, s.c0 + j, width, dout, P.Vp, p.V, dv);
     }
 
@@ -182,10 +182,10 @@ void backward_strip(const Plan &P, const Strip &s, i64 head, Work &w, const Para
             i64 need = std::min(s.Wp, round_up(std::max<i64>(s.lag_of(ca + width, 0), 0), NR));
             for (; op1.present() && done < need; done = std::min(done + TL, need))
                 through_routing(P, s, head, part, done, std::min(done + TL, need), w, sums);
-            time_tile<E>(s, dh, ca, width, w.tile);
+            Tile tile = time_tile<E>(s, dh, ca, width, w.tile);
             pack_panels(slots_from<E>(p.k, p.S, s.b, ca, g), width, p.K, w.pack);
-            read_tile(s, w.tile, ca, width, w.pack, p.K, w.dq, P.Kp, Ahead<E>{});
-            const float *tile = join_rows<E>(w.tile, LDT, s.m, width, w.joined_tile);
+            read_tile(s, tile, ca, width, w.pack, p.K, w.dq, P.Kp, Ahead<E>{});
+            tile = join_rows<E>(tile, s.m, width, w.joined_tile);
             scatter_tile<E>(s, tile, ca, width, q, P.Kp, p.K, dk[part]);
         }
         write_rows(w.dq, P.Kp, s.m, p.K, nullptr, at<E>(p.dq, s.b, s.row, g), p.dq.t);

@@ -248,11 +248,11 @@ template <class E> void forward_strip(const Plan &P, const Strip &s, i64 head, W
             done = need;
         }
         if (j + width == s.n) prefetch_strip<1, E>(s, p.o, head, p.V);
-        time_tile<E>(s, a, ca, width, w.tile);
+        Tile tile = time_tile<E>(s, a, ca, width, w.tile);
         Ring<E> v = slots_from<E>(p.v, p.S, s.b, ca, head);
         pack_panels(v, width, p.V, w.pack);
         Ahead<E> next = ahead(v.from(width), std::min<i64>(TC, s.n - j - width), p.V);
-        read_tile(s, w.tile, ca, width, w.pack, p.V, w.out, P.Vp, next);
+        read_tile(s, tile, ca, width, w.pack, p.V, w.out, P.Vp, next);
     }
     for (i64 i = 0; i < s.m; i++) {
         float rho = p.norm ? sqrtf(sum(load(w.squares + i * VL)) + (float)p.eps) : 1.0f, inv = 1.0f / rho;

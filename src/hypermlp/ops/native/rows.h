@@ -52,7 +52,7 @@ template <class E, class X> void dots(i64 n, Ring<E> ring, const X *x, i64 width
 }
 
 // acc += Σ_c x[c] · row c, for N vectors of each row. Sums stay in registers, in several chains where N is small.
-template <int N, class E> void narrow_sum(i64 n, const float *x, Rows<E> rows, float *acc) {
+template <int N, template <class> class R, class E> void narrow_sum(i64 n, const float *x, R<E> rows, float *acc) {
     constexpr int CHAINS = N < 4 ? 4 / N : 1;
     vf total[CHAINS][N] = {};
     for (int j = 0; j < N; j++) total[0][j] = load(acc + j * VL);
@@ -78,21 +78,17 @@ template <int N, class E> void narrow_sum(i64 n, const float *x, Rows<E> rows, f
 
 constexpr int WIDE = NV * MR;  // vectors that fit in registers
 
-// acc += Σ_c x[c] · row c, N vectors of the columns after the other
-template <int N = WIDE, class E> void weighted_sum(i64 n, const float *x, Rows<E> rows, i64 width, float *acc) {
-    i64 j = 0;
-    for (; j + N * VL <= width; j += N * VL) narrow_sum<N>(n, x, Rows<E>{rows.data + j, rows.stride}, acc + j);
-    if (j == width) return;
+// acc += Σ_c x[c] · row c, N vectors of the columns after the other. In the same order wherever a ring begins.
+template <int N = WIDE, template <class> class R, class E>
+void weighted_sum(i64 n, const float *x, R<E> rows, i64 width, float *acc) {
+    for (; width >= N * VL; width -= N * VL, rows.data += N * VL, acc += N * VL) narrow_sum<N>(n, x, rows, acc);
     if constexpr (N > 1) {
-        weighted_sum<N == WIDE ? 8 : N / 2>(n, x, Rows<E>{rows.data + j, rows.stride}, width - j, acc + j);
-    } else {
-        vf total = load_some(acc + j, width - j);
-        for (i64 c = 0; c < n; c++) total += x[c] * load_some(rows[c] + j, width - j);
-        store_some(acc + j, total, width - j);
+        if (width) weighted_sum<N == WIDE ? 8 : N / 2>(n, x, rows, width, acc);
+    } else if (width) {
+        vf total = load_some(acc, width);
+        for (i64 c = 0; c < n; c++) total += x[c] * load_some(rows[c], width);
+        store_some(acc, total, width);
     }
-}
-template <class E> void weighted_sum(i64 n, const float *x, Ring<E> ring, i64 width, float *acc) {
-    each_piece(ring, n, [&](i64 c, i64 count, Rows<E> rows) { weighted_sum(count, x + c, rows, width, acc); });
 }
 
 // E: what k and v are; P: what the factors are; X: what q, the controls and o are.

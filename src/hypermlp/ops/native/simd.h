@@ -30,6 +30,8 @@ constexpr int TC = 96;    // slots packed at a time: TC x V floats, and the next
 constexpr i64 M_STRIP = 96, M_SINGLE = 132;  // rows of a strip; a span no longer than M_SINGLE is one strip
 constexpr i64 M_NARROW = 48, NARROW = 128;   // rows of a strip where values are at most so wide: higher ones would gain little,
                                              // and their matrices outweigh the tensors of a call
+constexpr i64 FEW_LAGS = 1024;               // lags up to which this holds: the parameters of more outgrow the second cache, and
+                                             // each strip reads all of them
 constexpr i64 ROW_PATH = 3;                  // spans of so few rows read k and v in place (decoding)
 constexpr i64 DB = 512;                      // slots of one decoding block
 static_assert(TL % NR == 0 && TC % NR == 0, "tiles hold whole panels");

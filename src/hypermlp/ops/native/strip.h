@@ -99,7 +99,8 @@ std::vector<Strip> cut_span(const i64 *span, i64 L, bool narrow) {
     std::vector<Strip> strips;
     i64 rows = span[2] - span[1];
     if (rows <= 0) return strips;
-    i64 height = narrow ? M_NARROW : rows <= M_SINGLE ? rows : M_STRIP, count = (rows + height - 1) / height;
+    bool low = narrow && std::min(L, span[4] - span[3]) <= FEW_LAGS;
+    i64 height = low ? M_NARROW : rows <= M_SINGLE ? rows : M_STRIP, count = (rows + height - 1) / height;
     i64 each = round_up((rows + count - 1) / count, MR);
     for (i64 r = 0; r < rows; r += each)
         strips.emplace_back(span[0], span[1] + r, std::min(each, rows - r), span[4] - rows + r, span[3], L);
@@ -209,8 +210,16 @@ void score(const Strip &s, const float *a, i64 lda, i64 depth, Ring<E> src, Matr
 
 constexpr i64 LDT = TC + 16;  // row stride of a time tile in words
 
-// Columns ca..ca+width of a strip matrix in time layout, packed; zero where a slot does not exist for a row.
-template <class E> void time_tile(const Strip &s, Matrix X, i64 ca, i64 width, float *tile) {
+// Words of a strip matrix in time layout.
+struct Tile {
+    const float *data;
+    i64 ld;
+};
+
+// Columns ca..ca+width of a strip matrix in time layout; zero where a slot does not exist for a row. They are read where they lie
+// if all exist and need no packing, else copied into `tile`.
+template <class E> Tile time_tile(const Strip &s, Matrix X, i64 ca, i64 width, float *tile) {
+    if (PER_WORD<E> == 1 && ca >= s.first_slot(s.m - 1) && ca + width <= s.p0 + 1) return {X.time(s, 0, ca), X.ld - 1};
     using N = packed<E>;
     const i64 whole = words<E>(width) * PER_WORD<E>;
     for (i64 i = 0; i < s.m; i++) {
@@ -221,11 +230,12 @@ template <class E> void time_tile(const Strip &s, Matrix X, i64 ca, i64 width, f
         write_rows(X.time(s, i, from), 0, 1, end - from, nullptr, to + from - ca, 0);
         memset(to + end - ca, 0, (ca + whole - end) * sizeof(N));
     }
+    return {tile, LDT};
 }
 
 // acc (m x width, row stride ld) += tile · src rows, with the source packed in panels.
 template <class E>
-void read_tile(const Strip &s, const float *tile, i64 ca, i64 width, const float *panels, i64 cols, float *acc, i64 ld,
+void read_tile(const Strip &s, Tile tile, i64 ca, i64 width, const float *panels, i64 cols, float *acc, i64 ld,
                Ahead<E> ahead) {
     const i64 share = 1 + (ahead.rows * round_up(cols, 16) / 16) / (round_up(cols, NR) / NR * round_up(s.m, MR) / MR);
     for (i64 j = 0; j < cols; j += NR, panels += PANEL)
@@ -234,7 +244,7 @@ void read_tile(const Strip &s, const float *tile, i64 ca, i64 width, const float
             i64 from = std::max(s.first_slot(i) - ca, i64(0)) / PER_WORD<E>;
             i64 end = words<E>(std::min(s.p0 + i + rows - ca, width));
             if (from < end)
-                micro_rows<NV, Add, ByRow, PER_WORD<E>>(rows, end - from, tile + i * LDT + from, LDT, panels + from * NR, NR,
+                micro_rows<NV, Add, ByRow, PER_WORD<E>>(rows, end - from, tile.data + i * tile.ld + from, tile.ld, panels + from * NR, NR,
                                                         acc + i * ld + j, ld);
         });
 }
@@ -246,9 +256,14 @@ struct SlotSum {
     float *row(i64 c) const { return data + (c - first) * t; }
 };
 
+// Two rows of a tile in one, where a word holds two numbers.
+template <class E> Tile join_rows(Tile tile, i64 m, i64 width, float *joined) {
+    return {join_rows<E>(tile.data, tile.ld, m, width, joined), tile.ld};
+}
+
 // out[c] += Σ_i tile[i,c] x[i], both from join_rows  (x: m rows of cols numbers, row stride ldx, padded to whole panels)
 template <class E>
-void scatter_tile(const Strip &s, const float *tile, i64 ca, i64 width, const float *x, i64 ldx, i64 cols, SlotSum out) {
+void scatter_tile(const Strip &s, Tile tile, i64 ca, i64 width, const float *x, i64 ldx, i64 cols, SlotSum out) {
     for (i64 j = 0; j < cols; j += NR)
         for (i64 c = 0; c < width; c += MR) {
             i64 slots = std::min<i64>(MR, width - c);
@@ -257,7 +272,7 @@ void scatter_tile(const Strip &s, const float *tile, i64 ca, i64 width, const fl
             from = from / PER_WORD<E>, end = words<E>(end);
             float *to = out.row(ca + c) + j;
             for (i64 r = 0; r < slots; r++) __builtin_prefetch(to + r * out.t, 1);
-            add_panel<ByCol, PER_WORD<E>>(slots, cols - j, end - from, tile + from * LDT + c, LDT, x + from * ldx + j, ldx, to,
+            add_panel<ByCol, PER_WORD<E>>(slots, cols - j, end - from, tile.data + from * tile.ld + c, tile.ld, x + from * ldx + j, ldx, to,
                                          out.t);
         }
 }
