@@ -26,6 +26,8 @@ ORDER = ("demo", "study", "train", "generate", "eval", "explore", "export", "dat
 class Plain:
     """Help in words: paragraphs that fill the line, and TEXT, NUMBER or PATH for a value, not its type in Python."""
 
+    help: str | None
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         if text := getattr(self, "help", None):
