@@ -1,19 +1,32 @@
-"""The reference of the command line, written by the program itself whenever the site is built (a hook of mkdocs)."""
+"""What the program itself says on the site, whenever it is built (a hook of mkdocs): its version, its commands, its changes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
 
+from hypermlp import __version__
 from hypermlp.cli import app
 
 PAGE, PLACE = "api/command-line.md", "<!-- commands -->"
+CHANGES, LIST = "changes.md", "<!-- changes -->"
+
+
+def on_config(config: Any) -> None:
+    """At the foot of every page."""
+    config.copyright = (
+        f"hypermlp {__version__}, {config.copyright}. Each tag of the repository has the documents of its version."
+    )
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    if page.file.src_uri == CHANGES:
+        changes = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+        return markdown.replace(LIST, changes.partition("\n")[2])
     return markdown.replace(PLACE, reference()) if page.file.src_uri == PAGE else markdown
 
 

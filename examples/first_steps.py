@@ -85,7 +85,7 @@ print(f"HyperGLU copies {accuracy:.0%} of the tokens after 150 steps")
 # %% [markdown]
 # ## Compare
 #
-# Any name or label of `hypermlp mixers` takes the layer's place. One seed and 150 steps show that it works, and rank nobody:
+# Any name or label of `hypermlp mixers` takes the layer's place. One seed and 150 steps are too few to rank mixers:
 # `hypermlp study run` tunes every mixer, gives all the same number of parameters, and repeats with several seeds.
 
 # %%

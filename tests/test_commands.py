@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,3 +188,29 @@ def test_commands_refuse_files_that_are_not_theirs(words: list[str], tmp_path: P
 def test_results_of_committed_pages_are_our_own() -> None:
     for page in sorted((Path(__file__).parents[1] / "results").glob("*/report.html")):
         refuse_foreign(page)
+
+
+@pytest.mark.parametrize(
+    "command, cure",
+    [
+        ("study run mad --mixers ''", "names none; hypermlp mixers lists them"),
+        ("study run mad steps=-1", "steps of compression (-1) must be at least 1"),
+        ("bench layer rounds=0", "rounds (0) must be a whole number of at least 1"),
+        ("mixers nope", "hypermlp mixers lists mixers by name"),
+        ("explore .", "say with which --model"),
+        ("generate hello --model nowhere", "hypermlp train tiny makes one, and hypermlp:language comes with the package"),
+        ("generate hello --model hypermlp:copying", "hypermlp:copying is a model of a task"),
+    ],
+)
+def test_a_wrong_call_ends_with_its_cure_before_anything_runs(command: str, cure: str) -> None:
+    done = CliRunner().invoke(app, shlex.split(command))
+    assert isinstance(done.exception, ValueError)
+    assert cure in str(done.exception)
+
+
+def test_mixers_takes_names_and_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, shown in (("gla", "gla"), ("hyperglu", "G-cg-q-12o, HyperGLU"), ("softmax", "S-p")):
+        done = CliRunner().invoke(app, ["mixers", name, "--width", "64", "--length", "64"])
+        assert done.exit_code == 0
+        assert shown in done.output

@@ -44,7 +44,7 @@ class HyperGLUConfig:
         bias: whether q, k, v and o have biases. Gates and controls always have them.
         qk_rank: width of q and k over all heads. None: n_embd // 4.
         vo_rank: width of v over all heads. None: n_embd.
-        registers: learned rows that stand in front of every sequence as further slots, as if they were older than its first
+        registers: learned rows in front of every sequence, as further slots, as if they were older than its first
             token (appendix H.3). The layer has lags for them, too: block_size + registers in all.
 
     Activation:

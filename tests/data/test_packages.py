@@ -82,7 +82,7 @@ def test_one_command_fetches_what_is_missing_and_prepares_it(index: Path, tmp_pa
     first, again = (bytes(corpus.split("train").read(0, 99).astype("u2")) for corpus in corpora)
     assert first == again
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "Skipped: 1 copies of another file: second/copy.py" in shown
+    assert "Skipped copies of another file (1): second/copy.py" in shown
     assert sorted(path.name for path in (tmp_path / "fetched").iterdir()) == sorted(pin.wheel for pin in read_pins())
 
 

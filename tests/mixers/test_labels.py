@@ -141,7 +141,7 @@ def test_an_error_shows_what_is_wrong(text: str, caret: int, words: str, nearest
     lines = str(error.value).split("\n")
     assert lines[1:3] == [f"    {text}", "    " + " " * caret + "^"]
     assert words in str(error.value)
-    assert lines[-1] == f"the nearest label is {nearest}"
+    assert lines[-1].startswith(f"the nearest label is {nearest};")
 
 
 def test_a_label_made_by_hand_obeys_the_same_rules() -> None:

@@ -177,7 +177,7 @@ def test_prefix_tuning_is_refused_with_what_to_use_instead() -> None:
     _, model = pair(mixer="softmax")
     tuned = peft.get_peft_model(model, peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
     tokens = some_tokens(2, 6)
-    with pytest.raises(ValueError, match="in the place of prefix tuning, use PromptTuningConfig or a LoraConfig"):
+    with pytest.raises(ValueError, match="instead of prefix tuning, use PromptTuningConfig or a LoraConfig"):
         tuned(input_ids=tokens, attention_mask=torch.ones_like(tokens))
 
 

@@ -13,7 +13,7 @@ from hypermlp.bench.cases import BASELINE, BUILDERS
 from hypermlp.bench.layer import DEFAULT_SHAPES, MIXER_SHAPES, Shape
 from hypermlp.bench.record import ResultsFile
 from hypermlp.bench.table5_mixers import choose_table5_mixers
-from hypermlp.checks import choose_from
+from hypermlp.checks import at_least_one, choose_from
 from hypermlp.files import free_path
 from hypermlp.mixers.groups import choose_mixers
 from hypermlp.overrides import read_overrides
@@ -238,4 +238,9 @@ ON_GPU = BenchEntry("layers, GPT-2 small and decoding beside SDPA, after a check
 def read_fields(name: str, benchmark: BenchEntry, changes: Sequence[str]) -> Any:
     """A benchmark's fields with some changed: FIELD=VALUE."""
     kinds = {field.name: get_type_hints(benchmark.fields)[field.name] for field in dataclasses.fields(benchmark.fields)}
-    return benchmark.fields(**read_overrides(changes, kinds, f"bench {name}"))
+    fields = benchmark.fields(**read_overrides(changes, kinds, f"bench {name}"))
+    for field, value in vars(fields).items():
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int) and not isinstance(number, bool):
+                at_least_one(field, number)
+    return fields

@@ -18,8 +18,8 @@ def mixers(
     label: Annotated[
         str | None,
         typer.Argument(
-            help="A label of Table 1 (G-cg-q-12o), explained letter by letter; a hybrid (gated_deltanet*3+hyperglu), layer by "
-            "layer; or a size of Table 2's models, 340m-15b or 1.3b-100b.",
+            help="A mixer's name (gla); a label of Table 1 (G-cg-q-12o), explained letter by letter; a hybrid "
+            "(gated_deltanet*3+hyperglu), layer by layer; or a size of Table 2's models, 340m-15b or 1.3b-100b.",
             autocompletion=complete(mixer_names),
         ),
     ] = None,
@@ -33,7 +33,9 @@ def mixers(
     length: Annotated[int, typer.Option(min=1, help="Longest context.")] = 1024,
 ) -> None:
     """List every mixer: where it comes from, its parameters, the bytes that decoding keeps. With a label, explain it."""
+    from hypermlp.mixers import MIXERS
     from hypermlp.mixers.hybrid import is_hybrid
+    from hypermlp.mixers.labels import SAME
     from hypermlp.paper.published import SIZES
     from hypermlp.report.budget import show_budget, show_explanation, show_hybrid, show_mixers, show_models
 
@@ -42,10 +44,10 @@ def mixers(
         show_models(console, label)
     elif label is not None and is_hybrid(label):
         show_hybrid(console, label, width, length)
-    elif budget:
+    elif budget or (label in MIXERS and label not in SAME):
         show_budget(console, width, length, None if label is None else [label])
     elif label is not None:
-        show_explanation(console, label, width, length)
+        show_explanation(console, SAME.get(label, label), width, length)
     else:
         show_mixers(console, width, length)
 

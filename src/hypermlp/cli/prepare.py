@@ -24,7 +24,7 @@ def run_prepare(
     found = find_source(source, field=field, validation=validation)
     for reason, skipped in found.skipped.items():
         names = ", ".join(skipped[:SHOWN]) + ("" if len(skipped) <= SHOWN else ", …")
-        say(console, f"Skipped: {len(skipped)} {reason}: {names}", "yellow")
+        say(console, f"Skipped {reason} ({len(skipped)}): {names}", "yellow")
     if tokenizer.startswith("bpe:"):
         say(console, f"training the tokenizer {tokenizer}")
     chosen = find_tokenizer(tokenizer, found, end)
@@ -44,7 +44,7 @@ def run_prepare(
         shown = bar.add_task("tokenising", total=found.size)
 
         def tell(progress: shards.ShardProgress) -> None:
-            counts = f"{progress.documents:,} documents, {progress.tokens:,} tokens"
+            counts = f"documents {progress.documents:,}, tokens {progress.tokens:,}"
             bar.update(shown, completed=progress.read, description=counts)
             if not console.is_terminal:
                 say(console, f"{progress.read / max(progress.total, 1):.0%}   {counts}")
@@ -52,7 +52,7 @@ def run_prepare(
         corpus = shards.prepare(found, out, chosen, workers=workers, progress=tell, provenance=provenance())
     for name in SPLITS:
         tokens = corpus.split(name)
-        say(console, f"  {name:<10} {len(tokens.ends):>12,} documents {len(tokens):>14,} tokens")
+        say(console, f"  {name:<10} documents {len(tokens.ends):>12,}   tokens {len(tokens):>14,}")
         if not len(tokens):
             say(console, f"  (nothing to {'train on' if name == 'train' else 'validate with'}; choose another --validation)")
     say(console, f"Corpus: {out}")

@@ -122,10 +122,11 @@ def conclude(console: Console, run: Run) -> None:
         first, last = validation[0], validation[-1]
         there = len(run.corpus.split("validation"))
         read = min(there, run.config.train.evaluate_batches * run.config.train.batch * run.config.data.context)
+        before = f" ({first['validation']:.4f} after step {first['step']})" if first is not last else ""
         say(
             console,
-            f"Validation loss {last['validation']:.4f} after step {last['step']} "
-            f"(it was {first['validation']:.4f} after step {first['step']}), on {read:,} of {there:,} held-out tokens",
+            f"Validation loss {last['validation']:.4f} after step {last['step']}{before}, "
+            f"on {read:,} of {there:,} held-out tokens",
         )
         if read < there:
             say(console, f"On all of them the loss differs: hypermlp eval --model {folder.path}")

@@ -26,4 +26,6 @@ def choose_mixers(text: str) -> list[str]:
     found: dict[str, None] = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
         found.update(dict.fromkeys(GROUPS.get(name, (name,))))
+    if not found:
+        raise ValueError(f"mixers ({text!r}) names none; hypermlp mixers lists them")
     return list(found)

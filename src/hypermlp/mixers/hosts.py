@@ -63,7 +63,7 @@ class HostLayer(nn.Module):
 
 
 class XTransformersLayer(HostLayer):
-    """In the place of x_transformers' Attention."""
+    """Replaces x_transformers' Attention."""
 
     def forward(
         self,
@@ -89,7 +89,7 @@ class XTransformersLayer(HostLayer):
 
 
 def replace_attention(model: nn.Module, *, max_length: int, mixer: str = "hyperglu", **options: Any) -> nn.Module:
-    """The model (of x_transformers), with this mixer in the place of every self-attention; options as in HostLayer."""
+    """The model (of x_transformers), with this mixer instead of every self-attention; options as in HostLayer."""
     replaced = 0
     for layers in [module for module in model.modules() if type(module).__name__ in ("AttentionLayers", "Decoder")]:
         for kind, entry in zip(layers.layer_types, layers.layers, strict=True):  # type: ignore[arg-type]

@@ -180,7 +180,8 @@ def complaint(text: str, reason: str, meant: str | None) -> str:
     lines = [f"{text!r} is no label of Table 1's grammar, Base-Feat-Rank-TmixLayout:", f"    {text}", "    " + " " * at + "^"]
     if reason:
         lines.append(reason)
-    return "\n".join([*lines, f"expected here: {expected}", f"the nearest label is {nearest}"])
+    lines += [f"expected here: {expected}", f"the nearest label is {nearest}; hypermlp mixers lists mixers by name"]
+    return "\n".join(lines)
 
 
 def edits(a: str, b: str) -> int:

@@ -64,8 +64,8 @@ def show_explore(
     asked = [is_task_model(folder) for folder in folders]
     if text and any(asked):
         raise ValueError(
-            f"{full_name(folders[asked.index(True)])} is a model of a task and reads the task's test examples: choose one with --example, "
-            "and leave out the text"
+            f"{full_name(folders[asked.index(True)])} is a model of a task and reads the task's test examples: choose one with "
+            "--example, and leave out the text"
         )
     subjects = [
         open_task(folder, example) if of_task else open_subject(folder, text)

@@ -360,9 +360,9 @@ def lead(records: dict[str, Data]) -> str:
         if time is not None and memory is not None:
             return (
                 f"A training step with HyperGLU takes {text(time)} of the time and {text(memory)} of the memory that softmax "
-                f"attention takes, in a GPT-2 of {data['settings']['depth']} layers. The paper's Table 5 stands beside it."
+                f"attention takes, in a GPT-2 of {data['settings']['depth']} layers. The paper's Table 5 is beside it."
             )
-    return "What mixers cost on this machine; the paper's Table 5 stands beside it."
+    return "What mixers cost on this machine; the paper's Table 5 is beside it."
 
 
 def sections(folder: Path) -> list[tuple[str, Markup]]:

@@ -194,7 +194,7 @@ INTERVALS = {
 }
 ALONE = (
     " Each measure is judged alone, as it was registered, so that a claim of several measures is supported by chance more "
-    "often than one time in twenty; the verdict by Student’s t with Holm’s correction stands beside."
+    "often than one time in twenty; the verdict by Student’s t with Holm’s correction is beside it."
 )
 
 

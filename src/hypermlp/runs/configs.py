@@ -73,8 +73,8 @@ def configure(name: str, overrides: Iterable[str] = ()) -> RunConfig:
         found = read_config(name, overrides)
     if (how := found.train).steps <= how.warmup:
         notice.once(
-            f"train.steps ({how.steps}) end within train.warmup ({how.warmup}), so the learning rate never reaches "
-            f"train.lr={how.lr:g}; a shorter warm-up, such as train.warmup={how.steps // 10}, lets it"
+            f"training ends (train.steps={how.steps}) before its warm-up does (train.warmup={how.warmup}): the learning rate "
+            f"never reaches train.lr={how.lr:g}; give a shorter warm-up, such as train.warmup={how.steps // 10}"
         )
     return found
 

@@ -28,8 +28,8 @@ def open_model(folder: str | Path) -> tuple[LanguageModel, Tokenizer]:
     source = saved or RunFolder(folder).newest()
     if source is None:
         raise ValueError(
-            f"{folder} holds neither a saved model ({CONFIG}) nor a training run with a checkpoint; hypermlp train tiny makes one, "
-            f"and {LANGUAGE} comes with the package"
+            f"{folder} holds neither a saved model ({CONFIG}) nor a training run with a checkpoint; hypermlp train tiny makes "
+            f"one, and {LANGUAGE} comes with the package"
         )
     model = load_model(source) if saved else load_checkpoint(source)
     if not (source / TOKENIZER).is_file():

@@ -101,7 +101,8 @@ def plan_study(name: str, choice: StudyOptions | None = None) -> StudyPlan:
         folder = Path("runs/demo-quick" if scale == QUICK else "runs/demo")
         studies: dict[str, Study] = {"": demo_study(quick=scale == QUICK)}
         return StudyPlan(name=name, folder=folder, studies=studies, mixers=MIXERS, seeds=choice.seeds or 1, scale=scale)
-    scale, mixers = choice.scale or DEFAULT, tuple(choose_mixers(choice.mixers or ("core" if name == "table1" else TWO)))
+    usual = "core" if name == "table1" else TWO
+    scale, mixers = choice.scale or DEFAULT, tuple(choose_mixers(usual if choice.mixers is None else choice.mixers))
     folder = Path("runs") / (name if name in ("table1", "mad") else "tasks")
     if name == "table1":
         fields: dict[str, Any] = read_overrides(choice.changes, TABLE1_FIELDS, name)
@@ -150,7 +151,7 @@ def plan_scaling(choice: StudyOptions) -> StudyPlan:
         name=name,
         folder=Path("runs") / (f"{name}-quick" if quick else name),
         studies={"": scaling_study(standard, quick=quick, search=choice.search, **changes)},
-        mixers=tuple(choose_mixers(choice.mixers)) if choice.mixers else rules.mixers,
+        mixers=rules.mixers if choice.mixers is None else tuple(choose_mixers(choice.mixers)),
         seeds=choice.seeds or (2 if quick else rules.seeds),
         scale=scale,
     )

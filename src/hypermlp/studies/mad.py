@@ -96,9 +96,10 @@ class TaskStudy(Study):
                 choose_from(f"name in changes.{task}", name, names)
         if missing := [task for task in self.tasks if self.steps is not None and task not in self.steps]:
             raise ValueError(f"steps must be given for every task; {', '.join(missing)} has none")
-        counts = [getattr(self, name) for name in ("width", "depth", "batch", "examples", "tests", "epochs")]
-        if any(value is not None and value < 1 for value in [*counts, *(self.steps or {}).values()]):
-            raise ValueError(f"width, depth, batch, examples, tests, epochs and steps must be at least 1: {self}")
+        counts = {name: getattr(self, name) for name in ("width", "depth", "batch", "examples", "tests", "epochs")}
+        for name, value in (counts | {f"steps of {task}": steps for task, steps in (self.steps or {}).items()}).items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} ({value}) must be at least 1")
         for task, before in (self.pretrain or {}).items():
             choose_from("task in pretrain", task, self.tasks)
             if set(before) != {"steps", "lr", "changes"}:

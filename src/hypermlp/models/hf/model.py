@@ -306,7 +306,7 @@ def check_cache(given: Any) -> None:
     if not isinstance(given, HyperCache):
         raise ValueError(
             f"past_key_values ({type(given).__name__}) must be a HyperCache, which keeps what these mixers need: leave it "
-            "unset, or make it with model.generation_cache(). Keys and values cannot be put before the text: in the place of "
+            "unset, or make it with model.generation_cache(). Keys and values cannot be put before the text: instead of "
             "prefix tuning, use PromptTuningConfig or a LoraConfig"
         )
 
