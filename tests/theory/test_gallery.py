@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.analysis.memory import look
-from hypermlp.theory import STATEMENTS, Case, gallery
+from hypermlp.theory import STATEMENTS, Instance, gallery
 from hypermlp.theory.geometry import Plane, layer_field, partition
 from hypermlp.theory.setting import make_static
 
@@ -25,7 +25,7 @@ def circle(points: Tensor) -> tuple[Tensor, float, float]:
 @pytest.mark.parametrize("kind", ["relu", "glu"])
 def test_field_of_a_layer_is_what_its_memory_shows(kind: str) -> None:
     """With convolutions, rotation and several heads, against analysis.memory at single points."""
-    case = Case(3)
+    case = Instance(3)
     layer = case.layer(attn_kind=kind, use_kv_conv=True, use_rope=True, qk_rank=8)
     context, plane = case.normal(5, 6), Plane(case.normal(6), torch.eye(6).double()[:2])
     places = case.normal(3, 2)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.theory.geometry import Plane, find_roots, partition, random_plane, straightness
-from hypermlp.theory.registry import Case
+from hypermlp.theory.registry import Instance
 from hypermlp.theory.setting import hidden, make_static
 
 
@@ -58,7 +58,7 @@ def test_pieces_join_into_closed_curves() -> None:
 
 
 def test_boundaries_of_a_real_layer_are_its_zeros() -> None:
-    case = Case(8)
+    case = Instance(8)
     layer, X, plane = case.layer(n_head=1), case.normal(6, 6), random_plane(6, case.generator)
     torch.testing.assert_close(plane.axes @ plane.axes.T, torch.eye(2).double())
     dynamic = partition(lambda places: hidden(layer, plane.points(places), X)[:, 0], steps=24)

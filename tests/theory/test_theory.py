@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hypermlp.theory import STATEMENTS, Case, numbered, run, select
+from hypermlp.theory import STATEMENTS, Instance, numbered, run, select
 from hypermlp.theory.appendix_i import aggregate
 from hypermlp.theory.numbered import NUMBERED
 from hypermlp.theory.registry import FAILS, HOLDS, LISTED, NOT_RUN, PROOF_ONLY, TOOTHLESS, errors, listed
@@ -103,7 +103,7 @@ def test_bounds_are_nearly_reached(number: str) -> None:
 
 
 def test_ascent_finds_the_largest_singular_value() -> None:
-    case = Case(1)
+    case = Instance(1)
     M = case.normal(6, 6)
     x = climb(lambda y: (y @ M).norm(), case.normal(6), lambda y: on_sphere(y, 2.0), steps=200)
     assert float((x @ M).norm()) == pytest.approx(2 * float(torch.linalg.matrix_norm(M, 2)), rel=1e-3)
@@ -111,7 +111,7 @@ def test_ascent_finds_the_largest_singular_value() -> None:
 
 def test_mixing_lowers_the_number_of_active_noise_slots() -> None:
     """What the paper says after I.3, with p = −1 and B zero outside two slots."""
-    case = Case(3)
+    case = Instance(3)
     plain, mixed = case.layer(n_head=1, use_op1=False, use_op2=False), case.layer(n_head=1, use_op2=False)
     aggregate(mixed, plain)
     x, noise = case.normal(1, 6), case.normal(200, 12, 6)
@@ -159,7 +159,7 @@ def test_selection() -> None:
 @pytest.mark.parametrize("kind", ["relu", "glu"])
 @pytest.mark.parametrize("op1, op2, gates", [(True, True, True), (False, True, False), (True, False, True)])
 def test_equations_give_the_real_layer(kind: str, op1: bool, op2: bool, gates: bool) -> None:
-    case = Case(5)
+    case = Instance(5)
     options = {"use_op1": op1, "use_op2": op2, "use_qk_gate": gates, "use_vo_gate": gates, "attn_kind": kind}
     layer, X = case.layer(**options), case.normal(9, 6)
     out = own_context(layer, X)
@@ -173,7 +173,7 @@ def test_equations_give_the_real_layer(kind: str, op1: bool, op2: bool, gates: b
 
 def test_probes_give_the_equations() -> None:
     """R1, R2, atoms and Ψ read off the operator are those of the equations."""
-    case = Case(6)
+    case = Instance(6)
     layer, X = case.layer(), case.normal(7, 6)
     for g, head in enumerate(heads(layer, X[0], X)):
         torch.testing.assert_close(measured_mixing(layer, 1, X[0], 7, g), head.R1, rtol=0, atol=1e-12)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hypermlp.ops import dispatch
-from hypermlp.theory import STATEMENTS, Case
+from hypermlp.theory import STATEMENTS, Instance
 from hypermlp.theory.faults import FAULTS, JUNK, notices, seeded
 from hypermlp.theory.setting import own_context
 
@@ -42,7 +42,7 @@ def test_every_fault_is_in_the_table_and_noticed() -> None:
 
 @pytest.mark.parametrize("name", list(FAULTS))
 def test_a_fault_changes_the_layer(name: str) -> None:
-    case = Case(2)
+    case = Instance(2)
     layer, X = case.layer(attn_kind="glu" if "scale" in name else "relu"), case.normal(9, 6)
     right, rows = own_context(layer, X), layer(X.flip(0)[None], impl="chunked")
     with seeded(name):

@@ -15,11 +15,11 @@ from hypermlp.theory import (
     appendix_i,
     main_text,
 )
-from hypermlp.theory.registry import STATEMENTS, Case, Result, Statement, run, select
+from hypermlp.theory.registry import STATEMENTS, Instance, Result, Statement, run, select
 
 __all__ = [
     "STATEMENTS",
-    "Case",
+    "Instance",
     "Result",
     "Statement",
     "appendix_b",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hypermlp.theory.registry import ASSUMPTION, Case, listed, relative, statement
+from hypermlp.theory.registry import ASSUMPTION, Instance, listed, relative, statement
 from hypermlp.theory.setting import activations, hidden
 
 listed(
@@ -25,7 +25,7 @@ listed(
     assumes="L2Norm(h) = h/ρ(h) with one positive number ρ(h) per row.",
     control="a layer normalisation, which subtracts the mean as well",
 )
-def gate_invariance(case: Case) -> float:
+def gate_invariance(case: Instance) -> float:
     layer, x, X = case.layer(attn_norm="l2"), case.normal(4, 6), case.normal(case.integer(2, 12), 6)
     h = hidden(layer, x, X)  # of the real operator, n H t
     rho = (h.square().sum(-1, keepdim=True) + layer.config.norm_eps).sqrt()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hypermlp import ops
 from hypermlp.mixers.hyper import HyperGLU
-from hypermlp.theory.registry import ASSUMPTION, Case, listed, relative, statement
+from hypermlp.theory.registry import ASSUMPTION, Instance, listed, relative, statement
 from hypermlp.theory.setting import (
     Query,
     activations,
@@ -33,7 +33,7 @@ from hypermlp.theory.setting import (
     control="a leaky ReLU",
     trivial="it is how ReLU is defined; what is tested is that the operator's activation is one.",
 )
-def diagonal_gate(case: Case) -> float:
+def diagonal_gate(case: Instance) -> float:
     layer, x, X = case.layer(n_head=1), case.normal(4, 6), case.normal(case.integer(4, 12), 6)
     z = torch.stack([heads(layer, q, X)[0].alpha for q in x])
     found = F.leaky_relu(z, 0.1) if case.broken else activations(layer, x, X, norm="none")[:, 0]
@@ -49,7 +49,7 @@ def diagonal_gate(case: Case) -> float:
     control="points on both sides of a boundary",
     blind="it speaks of an MLP with fixed weights and biases, not of the layer; C.3 and C.10 are the layer's form.",
 )
-def selects_subnetwork(case: Case) -> float:
+def selects_subnetwork(case: Instance) -> float:
     d, width = case.integer(2, 6), case.integer(2, 12)
     W1, b1, W2, b2 = case.normal(d, width), case.normal(width), case.normal(width, d), case.normal(d)
     x, step = case.normal(d), case.normal(d)
@@ -65,7 +65,7 @@ def selects_subnetwork(case: Case) -> float:
     return form + float((f(x + step) + f(x - step) - 2 * f(x)).norm() / f(x).norm())
 
 
-def telling(case: Case, layer: HyperGLU, t: int) -> Tensor:
+def telling(case: Instance, layer: HyperGLU, t: int) -> Tensor:
     """A context (t d) of which the layer reads something: one without active slots would show no difference."""
     while True:
         X = case.normal(t, layer.width)
@@ -82,7 +82,7 @@ def telling(case: Case, layer: HyperGLU, t: int) -> Tensor:
     assumes="X is the prefix in lag order, newest first; q and k carry no rotation.",
     control="the prefix in time order",
 )
-def dynamic_form(case: Case) -> float:
+def dynamic_form(case: Instance) -> float:
     layer = case.layer()
     X = telling(case, layer, case.integer(2, 12))
     out = torch.zeros(6, dtype=torch.float64)
@@ -103,7 +103,7 @@ def dynamic_form(case: Case) -> float:
     control="a HyperGLU, whose activation has a second factor",
     trivial="that the activated slots are some of the pool's: they are selected from them.",
 )
-def three_stages(case: Case) -> float:
+def three_stages(case: Instance) -> float:
     layer, X = case.layer(attn_kind="glu" if case.broken else "relu"), case.normal(case.integer(2, 12), 6)
     out, other = torch.zeros(6, dtype=torch.float64), 0.0
     for head, weights in zip(heads(layer, X[0], X), activations(layer, X[:1], X)[0], strict=True):
@@ -141,7 +141,7 @@ def extend(short: HyperGLU, long: HyperGLU, *, keep_diagonal: bool = False, newe
                 ours[:, rest] = 0.0
 
 
-def extended_pair(case: Case, *, keep_diagonal: bool = False, **changes: object) -> tuple[HyperGLU, HyperGLU, int, int]:
+def extended_pair(case: Instance, *, keep_diagonal: bool = False, **changes: object) -> tuple[HyperGLU, HyperGLU, int, int]:
     """A layer for t tokens, its extension to T tokens, t and T."""
     t = case.integer(3, 7)
     T = t + case.integer(1, 6)
@@ -159,7 +159,7 @@ def extended_pair(case: Case, *, keep_diagonal: bool = False, **changes: object)
     assumes="the diagonal beyond t is 1 + p = 0.",
     control="p = 0 beyond t: the shortcut stays",
 )
-def extension(case: Case) -> float:
+def extension(case: Instance) -> float:
     short, long, t, T = extended_pair(case, keep_diagonal=case.broken)
     x, P = case.normal(6), torch.eye(T, t, dtype=torch.float64)
     return max(
@@ -178,7 +178,7 @@ def extension(case: Case) -> float:
     assumes="R_T = P R_t Pᵀ, and ρ([h, 0]) = ρ(h).",
     control="a root mean square in place of ρ, which zeros dilute",
 )
-def extended_pool(case: Case) -> float:
+def extended_pool(case: Instance) -> float:
     short, long, t, T = extended_pair(case)
     X = case.normal(T, 6)
     worst = float((hidden(long, X[:1], X)[..., t:] > 0).sum())
@@ -200,7 +200,7 @@ def extended_pool(case: Case) -> float:
     control="the bidirectional layer, whose every row sees all tokens",
     trivial="that t units make at most t atoms: there is one per unit.",
 )
-def growing_width(case: Case) -> float:
+def growing_width(case: Instance) -> float:
     T = case.integer(3, 10)
     options: dict[str, object] = {"aligner_kind": "identity", "do_masking": False} if case.broken else {}
     layer, tokens = case.layer(block_size=T, **options), case.normal(T, 6)
@@ -231,7 +231,7 @@ def all_rows(layer: HyperGLU, tokens: Tensor) -> Tensor:
     instances=3,
     trivial="that infinitely many tokens make infinitely many atoms (x, x); what is tested is that a layer tells them apart.",
 )
-def infinite_atoms(case: Case) -> float:
+def infinite_atoms(case: Instance) -> float:
     layer = make_static(case.layer(n_head=1))
     for op in (layer.op1, layer.op2):
         assert op is not None

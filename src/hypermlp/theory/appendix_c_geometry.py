@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.theory.geometry import Field, find_roots, partition, random_plane, straightness
-from hypermlp.theory.registry import Case, printed, relative, statement
+from hypermlp.theory.registry import Instance, printed, relative, statement
 from hypermlp.theory.setting import activations, heads, hidden, make_static, measured_mixing, mixing_matrix, read
 
 GRID = 16  # cells along a side: enough to find boundaries, each of which is then exact
@@ -25,7 +25,7 @@ def direction_gap(found: Tensor, expected: Tensor) -> float:
     return float((1 - (a * b).sum(0).square()).clamp(min=0).sqrt().max())
 
 
-def plane_field(layer: HyperGLU, case: Case, X: Tensor) -> tuple[Field, Field]:
+def plane_field(layer: HyperGLU, case: Instance, X: Tensor) -> tuple[Field, Field]:
     """Scores of the first head over a random plane, by the real operator; and the points of the plane."""
     plane = random_plane(X.shape[1], case.generator)
     return (lambda places: hidden(layer, plane.points(places), X)[:, 0]), plane.points
@@ -47,7 +47,7 @@ def bends(field: Field, slots: int) -> list[float]:
     tolerance=1e-8,
     instances=6,
 )
-def polyhedral(case: Case) -> float:
+def polyhedral(case: Instance) -> float:
     layer, X = case.layer(n_head=1, gate_act="none"), case.normal(case.integer(2, 6), 6)
     if not case.broken:
         make_static(layer)
@@ -67,7 +67,7 @@ def polyhedral(case: Case) -> float:
     "hyperplanes, although L and R are constant. The sentence above therefore keeps the query out of X. This also "
     "touches 2.2, C.12, H.7, I.1 and I.2.",
 )
-def own_token(case: Case) -> float:
+def own_token(case: Instance) -> float:
     layer = make_static(case.layer(n_head=1, gate_act="none"))
     old = case.normal(4, 6)
     plane = random_plane(6, case.generator)
@@ -84,7 +84,7 @@ def own_token(case: Case) -> float:
     "The head of (36) has σ = ReLU ∘ L2Norm, and with it the output is not piecewise linear; the proof replaces σ by "
     "ReLU. Remark C.11 says so.",
 )
-def normalised_is_not_linear(case: Case) -> float:
+def normalised_is_not_linear(case: Instance) -> float:
     layer, X = make_static(case.layer(n_head=1)), case.normal(4, 6)
     x = case.normal(8, 6)
     return relative(read(layer, 2 * x, X), 2 * read(layer, x, X))
@@ -101,7 +101,7 @@ def normalised_is_not_linear(case: Case) -> float:
     tolerance=1e-8,
     instances=6,
 )
-def normalised_cells(case: Case) -> float:
+def normalised_cells(case: Instance) -> float:
     layer, X, x = make_static(case.layer(n_head=1)), case.normal(case.integer(2, 8), 6), case.normal(6, 6)
     norm = "none" if case.broken else "l2"
     head = heads(layer, X[0], X)[0]
@@ -143,7 +143,7 @@ def set_routing(layer: HyperGLU, R: Tensor) -> None:
     control="a zero on the diagonal: that slot has no hyperplane any more",
     tolerance=1e-7,
 )
-def diagonal_or_dense(case: Case) -> float:
+def diagonal_or_dense(case: Instance) -> float:
     t = case.integer(2, 5)
     layer, X = case.layer(n_head=1, op1_rank=6), case.normal(t, 6)
     diagonal = case.uniform(t, low=0.5, high=2)
@@ -174,7 +174,7 @@ def arrangement_gap(found: Tensor, base: Tensor) -> float:
     "“Any off-diagonal mixing … changing the hyperplane arrangement” is false: R1 = I − (e₁ − e₂)(e₁ − e₂)ᵀ, which "
     "rank one reaches, swaps two slots, is off-diagonal and leaves the set of hyperplanes as it was. H.7 says the same.",
 )
-def swap(case: Case) -> float:
+def swap(case: Instance) -> float:
     layer, X = case.layer(n_head=1, op1_rank=2), case.normal(4, 6)
     R = torch.eye(4, dtype=torch.float64)[[1, 0, 2, 3]]
     set_routing(layer, R)
@@ -206,7 +206,7 @@ def crossing_times(field: Field, begin: Tensor, end: Tensor, steps: int = 400) -
     instances=6,
     blind="a wrong operator that is continuous has cells of its own; C.14 says what the scores are.",
 )
-def pullback(case: Case) -> float:
+def pullback(case: Instance) -> float:
     layer, X = case.layer(n_head=1), case.normal(4, 6)
     begin, end = case.normal(6, scale=2), case.normal(6, scale=2)
 
@@ -252,7 +252,7 @@ def leaps(layer: HyperGLU, field: Field, begin: Tensor, end: Tensor) -> bool:
     "That o is C^k on every component needs a ρ that is C^k, which Assumption B.1 does not ask for: with ρ = 1 + "
     "max|h| the output has kinks inside a cell, where two scores are equally large. The layer's own ρ is smooth.",
 )
-def rough_normalisation(case: Case) -> float:
+def rough_normalisation(case: Instance) -> float:
     layer, X = case.layer(n_head=1), case.normal(2, 6)
 
     def scores(x: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ def tangent_error(field: Field, begin: Tensor, end: Tensor, times: Tensor) -> fl
     control="the last part left out, as if R1 were constant",
     tolerance=1e-8,
 )
-def deformation(case: Case) -> float:
+def deformation(case: Instance) -> float:
     layer, X = case.layer(n_head=1), case.normal(case.integer(2, 8), 6)
     x, dx = case.normal(6), case.normal(6)
     K = layer.q.out_features
@@ -329,7 +329,7 @@ def deformation(case: Case) -> float:
     assumes="only the controls S depend on x.",
     control="a diagonal D that depends on x too",
 )
-def low_rank_change(case: Case) -> float:
+def low_rank_change(case: Instance) -> float:
     layer, x, dx = case.layer(block_size=10, op1_rank=3), case.normal(6), case.normal(6)
 
     def R(x: Tensor) -> Tensor:
@@ -347,7 +347,7 @@ def low_rank_change(case: Case) -> float:
     "r_s = 1, the boundary x₂ = −φ(c x₁)x₁ has curvature (c/2)/(5/4)^{3/2} at the origin, as large as c. A bound on "
     "W_S is needed. H.9 repeats it.",
 )
-def curvature(case: Case) -> float:
+def curvature(case: Instance) -> float:
     c = float(case.uniform(1, low=1e3, high=1e4))
     at = torch.tensor([-1e-6, 0.0, 1e-6], dtype=torch.float64)
     down, middle, up = (-torch.sigmoid(c * at) * at).tolist()
@@ -364,7 +364,7 @@ def curvature(case: Case) -> float:
     control="the median subtracted as well",
     instances=6,
 )
-def same_partition(case: Case) -> float:
+def same_partition(case: Instance) -> float:
     layer, X = case.layer(attn_norm="l2"), case.normal(case.integer(3, 9), 6)
     x = random_plane(6, case.generator).points(case.uniform(400, 2, low=-2, high=2))
     h = hidden(layer, x, X)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.mixers.hyper import HyperGLU, SequenceMixing
-from hypermlp.theory.registry import ASSUMPTION, Case, listed, relative, statement
+from hypermlp.theory.registry import ASSUMPTION, Instance, listed, relative, statement
 from hypermlp.theory.search import climb, on_sphere
 from hypermlp.theory.setting import (
     Head,
@@ -96,7 +96,7 @@ def attained(layer: HyperGLU) -> Attained:
     return Attained(B_x * U1[:, 0], ru * V1[0], rv * U2[:, 0], float(B_x * S1[0] * ru * S2[0] * rv))
 
 
-def draw_atoms(case: Case, layer: HyperGLU, n: int) -> tuple[Tensor, Tensor]:
+def draw_atoms(case: Instance, layer: HyperGLU, n: int) -> tuple[Tensor, Tensor]:
     """u and v (n d) at the edge of Ω_t."""
     ru, rv = radii(layer)
     return on_sphere(case.normal(n, 6), ru), on_sphere(case.normal(n, 6), rv)
@@ -112,7 +112,7 @@ def draw_atoms(case: Case, layer: HyperGLU, n: int) -> tuple[Tensor, Tensor]:
     control="controls without an activation (gate_act=“none”), unbounded in x",
     instances=5,
 )
-def compact_atoms(case: Case) -> float:
+def compact_atoms(case: Instance) -> float:
     layer = case.layer(n_head=1, gate_act="none" if case.broken else "sigmoid")
     worst = 0.0
     for which, op in ((1, layer.op1), (2, layer.op2)):
@@ -141,7 +141,7 @@ def compact_atoms(case: Case) -> float:
     tolerance=1e-8,
     instances=5,
 )
-def bounded_dictionary(case: Case) -> float:
+def bounded_dictionary(case: Instance) -> float:
     layer = case.layer(n_head=1, gate_act="none" if case.broken else "sigmoid")
     ru, rv = radii(layer)
 
@@ -180,7 +180,7 @@ listed(
     control="the point mass a tenth outside that set",
     trivial="that the readout is linear in μ: it is a sum.",
 )
-def bounded_readout(case: Case) -> float:
+def bounded_readout(case: Instance) -> float:
     layer = make_static(case.layer(n_head=1))
     X = on_sphere(case.normal(T, 6).flatten(), B_X).view(T, 6)
     head = heads(layer, X[0], X)[0]
@@ -202,7 +202,7 @@ def bounded_readout(case: Case) -> float:
     assumes="ρ(z) = √(‖z‖² + ε) ≥ √ε.",
     control="the normalisation without its ε",
 )
-def normalised_bound(case: Case) -> float:
+def normalised_bound(case: Instance) -> float:
     eps, layer = 0.01, make_static(case.layer(n_head=1, norm_eps=0.01))
     X = on_sphere(case.normal(T, 6).flatten(), B_X).view(T, 6)
     x = on_sphere(case.normal(6), 1.0)
@@ -240,7 +240,7 @@ def measured_gate(layer: HyperGLU, x: Tensor, X: Tensor) -> Tensor:
     control="a gate with values between 1.5 and 3",
     trivial="that |g| ≤ 1 contracts; what is tested is that the operator's own g, score by score, is such a factor.",
 )
-def contraction(case: Case) -> float:
+def contraction(case: Instance) -> float:
     layer, X = case.layer(), case.normal(case.integer(3, 12), 6)
     points = measured_atoms(layer, X[0], X).repeat(2, 1)  # every place twice, so that weights can cancel
     g = case.uniform(len(X), low=1.5, high=3) if case.broken else measured_gate(layer, X[0], X)
@@ -276,7 +276,7 @@ def variation_norm(table: Tensor, f: Tensor) -> float:
     tolerance=1e-7,
     instances=4,
 )
-def variation(case: Case) -> float:
+def variation(case: Instance) -> float:
     layer = make_static(case.layer(n_head=1, vo_rank=2))
     at = attained(layer)
     u, v = draw_atoms(case, layer, 5)

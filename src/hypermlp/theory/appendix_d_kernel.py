@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.mixers.hyper import HyperGLU
-from hypermlp.theory.registry import DEFINITION, Case, listed, relative, statement
+from hypermlp.theory.registry import DEFINITION, Instance, listed, relative, statement
 from hypermlp.theory.setting import activations, hidden, read
 
 listed(
@@ -50,7 +50,7 @@ def move(parameters: Sequence[Tensor], change: Tensor, step: float) -> None:
     instances=3,
     blind="it is the chain rule, true of every differentiable model.",
 )
-def tangent_kernel(case: Case) -> float:
+def tangent_kernel(case: Instance) -> float:
     layer = case.layer(attn_kind="glu", n_head=1, n_embd=4, qk_rank=4, vo_rank=4).requires_grad_()
     parameters = list(layer.parameters())
     data = (case.normal(3, 4), case.normal(3, 3, 4))
@@ -78,7 +78,7 @@ def tangent_kernel(case: Case) -> float:
     instances=2,
     blind="true of every model that is linear in what is trained.",
 )
-def lazy_regime(case: Case) -> float:
+def lazy_regime(case: Instance) -> float:
     layer = case.layer(n_head=1, n_embd=4, qk_rank=4, vo_rank=4, block_size=4)
     trained = [layer.o, layer.q, layer.k, layer.v] if case.broken else [layer.o]
     parameters: list[Tensor] = [m.weight.requires_grad_() for m in trained]
@@ -105,7 +105,7 @@ def lazy_regime(case: Case) -> float:
     return relative(predictions(layer, data), expected)
 
 
-def first_flip(case: Case, layer: HyperGLU, parameters: Sequence[Tensor]) -> tuple[float, float]:
+def first_flip(case: Instance, layer: HyperGLU, parameters: Sequence[Tensor]) -> tuple[float, float]:
     """The margin of a random input, and how far scores have moved when the activated set first changes.
 
     The parameters, of which scores are linear, move so that the score nearest to zero moves alone: the worst there is.
@@ -150,7 +150,7 @@ def first_flip(case: Case, layer: HyperGLU, parameters: Sequence[Tensor]) -> tup
     "follows these signs, and that δ cannot be made larger.",
     instances=5,
 )
-def margin(case: Case) -> float:
+def margin(case: Instance) -> float:
     layer = case.layer(n_head=1)
     delta, moved = first_flip(case, layer, [layer.q.weight])
     return case.bound((1.5 if case.broken else 1.0) * delta, moved)

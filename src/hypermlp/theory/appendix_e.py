@@ -8,7 +8,7 @@ from torch import Tensor
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.theory.appendix_d import OUTSIDE, measured_gate, psi, total_variation, variation_norm
 from hypermlp.theory.appendix_d_kernel import first_flip
-from hypermlp.theory.registry import DEFINITION, RESTATED, Case, listed, relative, statement
+from hypermlp.theory.registry import DEFINITION, RESTATED, Instance, listed, relative, statement
 from hypermlp.theory.search import climb, on_sphere
 from hypermlp.theory.setting import activations, atoms, heads, hidden, make_static, measured_atoms, read
 
@@ -21,7 +21,7 @@ from hypermlp.theory.setting import activations, atoms, heads, hidden, make_stat
     assumes="the activation is ReLU of a positively rescaled h.",
     control="softmax weights over the same scores",
 )
-def pool_readout(case: Case) -> float:
+def pool_readout(case: Instance) -> float:
     layer, x, X = case.layer(), case.normal(6), case.normal(case.integer(2, 12), 6)
     pools = heads(layer, x, X)
     expected = torch.stack([psi(head, atoms(head)).sum(0) / head.rho for head in pools]).sum(0)
@@ -41,7 +41,7 @@ def pool_readout(case: Case) -> float:
     control="every place counted once, as a set: the repeated tokens are lost",
     trivial="the lemma itself, which spells out an image measure; what is tested is that the operator reads by its masses.",
 )
-def pushforward(case: Case) -> float:
+def pushforward(case: Instance) -> float:
     worst = 0.0
     for mixing in (False, True):  # without mixing equal tokens share a place, with it each slot has its own
         layer = case.layer(n_head=1, use_op1=mixing, use_op2=mixing)
@@ -73,7 +73,7 @@ listed(
     control="an activated token struck out",
     trivial="that the three supports are nested: each is selected from the one before.",
 )
-def pruning(case: Case) -> float:
+def pruning(case: Instance) -> float:
     layer, x, X = case.layer(n_head=1, use_op1=False, use_op2=False), case.normal(6), case.normal(10, 6)
     active = heads(layer, x, X)[0].activated
     if not 0 < int(active.sum()) < 10:
@@ -104,7 +104,7 @@ listed(
     control="a gate with values between 1.5 and 3, on the finest partition",
     trivial="that |g| ≤ 1 contracts, as in D.6.",
 )
-def partition_sums(case: Case) -> float:
+def partition_sums(case: Instance) -> float:
     layer, X = case.layer(), case.normal(12, 6)
     points = measured_atoms(layer, X[0], X)
     mu = case.normal(12)
@@ -128,7 +128,7 @@ def partition_sums(case: Case) -> float:
     control="masses of random sign on repeated tokens, which cancel",
     trivial="that t masses of +1 add up to t.",
 )
-def counts_slots(case: Case) -> float:
+def counts_slots(case: Instance) -> float:
     layer = case.layer(use_op1=False, use_op2=False)
     X, x = case.normal(4, 6)[torch.arange(12) % 4], case.normal(6)
     points, weights = measured_atoms(layer, x, X), activations(layer, x[None], X)[0, 0]
@@ -149,7 +149,7 @@ def counts_slots(case: Case) -> float:
     tolerance=1e-8,
     instances=5,
 )
-def a_priori(case: Case) -> float:
+def a_priori(case: Instance) -> float:
     t, far = case.integer(2, 6), OUTSIDE if case.broken else 1.0
     layer = make_static(case.layer(n_head=1, use_op1=False, use_op2=False))
     x, X = case.normal(6), case.normal(t, 6)
@@ -197,7 +197,7 @@ def align(layer: HyperGLU) -> None:
     tolerance=1e-7,
     instances=4,
 )
-def static_pool(case: Case) -> float:
+def static_pool(case: Instance) -> float:
     t, n = 4, 6
     layer = case.layer(n_head=1)
     if not case.broken:
@@ -226,7 +226,7 @@ def static_pool(case: Case) -> float:
     trivial="as in D.11.",
     instances=4,
 )
-def stable_pool(case: Case) -> float:
+def stable_pool(case: Instance) -> float:
     layer = case.layer(n_head=1, op1_rank=4)
     op = layer.op1
     assert op is not None

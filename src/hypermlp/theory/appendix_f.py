@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.theory.appendix_c import extend
-from hypermlp.theory.registry import Case, relative, statement
+from hypermlp.theory.registry import Instance, relative, statement
 from hypermlp.theory.setting import make_static, own_context, read
 
 # Why statements about the rank of W_o notice no fault of the operator.
@@ -17,7 +17,7 @@ READOUT = "it holds whatever the operator gives: only W_o, behind it, decides th
 DEPENDS = "it bounds what an update depends on and where it lies; a wrong operator between the same projections obeys it too."
 
 
-def forward_pair(case: Case, t: int, T: int) -> tuple[HyperGLU, HyperGLU]:
+def forward_pair(case: Instance, t: int, T: int) -> tuple[HyperGLU, HyperGLU]:
     """Layers in forward order (aligner_kind="identity"); the long one has the short one's operators in its top-left corner."""
     short, long = (case.layer(block_size=n, aligner_kind="identity") for n in (t, T))
     extend(short, long, newest_last=False)
@@ -33,7 +33,7 @@ def forward_pair(case: Case, t: int, T: int) -> tuple[HyperGLU, HyperGLU]:
     assumes="the invariance is read in the layer's own order.",
     control="forward order, asked to keep the newest tokens",
 )
-def layouts(case: Case) -> float:
+def layouts(case: Instance) -> float:
     t = case.integer(3, 7)
     T = t + case.integer(1, 6)
     X = case.normal(T, 6)
@@ -54,7 +54,7 @@ def layouts(case: Case) -> float:
     assumes="the suffix embedding is chosen, parameter by parameter.",
     control="the top-left embedding of F.1",
 )
-def suffix_embedding(case: Case) -> float:
+def suffix_embedding(case: Instance) -> float:
     t = case.integer(3, 7)
     T = t + case.integer(1, 6)
     X = case.normal(T, 6)
@@ -69,7 +69,7 @@ def update_space(layer: HyperGLU) -> Tensor:
     return U[:, 1e-12 * S[0] < S]
 
 
-def updates(case: Case, layer: HyperGLU, count: int = 12) -> Tensor:
+def updates(case: Instance, layer: HyperGLU, count: int = 12) -> Tensor:
     """The layer's outputs (count d) for random contexts."""
     return own_context(layer, case.normal(count, case.integer(4, 12), layer.width))
 
@@ -84,7 +84,7 @@ def updates(case: Case, layer: HyperGLU, count: int = 12) -> Tensor:
     control="a bias in W_o",
     blind=READOUT,
 )
-def confined(case: Case) -> float:
+def confined(case: Instance) -> float:
     layer = case.layer(vo_rank=2, bias=case.broken)
     found = updates(case, layer)
     basis = update_space(layer)
@@ -102,7 +102,7 @@ def confined(case: Case) -> float:
     control="a v that is not orthogonal",
     blind=READOUT,
 )
-def invariant_functionals(case: Case) -> float:
+def invariant_functionals(case: Instance) -> float:
     layer, X = case.layer(vo_rank=2), case.normal(case.integer(4, 12), 6)
     basis, v = update_space(layer), case.normal(6)
     if not case.broken:
@@ -112,7 +112,7 @@ def invariant_functionals(case: Case) -> float:
     return float((f @ v - X[0] @ v).abs() / own_context(layer, X).norm())
 
 
-def null_direction(case: Case, *matrices: Tensor) -> Tensor:
+def null_direction(case: Instance, *matrices: Tensor) -> Tensor:
     """A random unit vector δ with δ W = 0 for all the weights, which are stored transposed (out in)."""
     stacked = torch.cat(matrices)
     basis = torch.linalg.svd(stacked).Vh[int(torch.linalg.matrix_rank(stacked)) :]
@@ -130,7 +130,7 @@ def null_direction(case: Case, *matrices: Tensor) -> Tensor:
     control="gates and controls that see the query, as in the published layer",
     blind=DEPENDS,
 )
-def quotient(case: Case) -> float:
+def quotient(case: Instance) -> float:
     layer, X = case.layer(n_head=1, qk_rank=2), case.normal(case.integer(4, 10), 6)
     if not case.broken:
         make_static(layer)

@@ -13,7 +13,7 @@ from hypermlp import ops
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.ops import chunked
 from hypermlp.ops.registered import Inputs, flatten
-from hypermlp.theory.registry import Case, excess, printed, relative, statement
+from hypermlp.theory.registry import Instance, excess, printed, relative, statement
 from hypermlp.theory.setting import heads, hidden, in_time_order, measured_mixing, mixing_matrix
 
 LENGTHS = (32, 64, 96, 128, 160)
@@ -34,7 +34,7 @@ def count(compute: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
-def inputs(case: Case, layer: HyperGLU, rows: int, slots: int) -> Inputs:
+def inputs(case: Instance, layer: HyperGLU, rows: int, slots: int) -> Inputs:
     """Random inputs of the operator for the last `rows` of `slots` tokens, one sequence."""
     x = case.normal(1, rows, layer.width)
     G, H = layer.config.routing_heads, layer.config.n_head
@@ -45,13 +45,13 @@ def inputs(case: Case, layer: HyperGLU, rows: int, slots: int) -> Inputs:
     return flatten(ops.MixCall(q, k, v, routing, reading, layer.spec))
 
 
-def step_cost(case: Case, layer: HyperGLU, slots: int) -> int:
+def step_cost(case: Instance, layer: HyperGLU, slots: int) -> int:
     """One row against `slots` cached keys and values, in strips."""
     given = inputs(case, layer, 1, slots)
     return count(lambda: chunked.forward(given, layer.spec, None))
 
 
-def dense_step(case: Case, layer: HyperGLU, slots: int) -> int:
+def dense_step(case: Instance, layer: HyperGLU, slots: int) -> int:
     """The same row when R1 and R2 are formed as matrices."""
     X = case.normal(slots, layer.width)
 
@@ -63,13 +63,13 @@ def dense_step(case: Case, layer: HyperGLU, slots: int) -> int:
     return count(compute)
 
 
-def forward_cost(case: Case, layer: HyperGLU, time: int, rows: int) -> int:
+def forward_cost(case: Instance, layer: HyperGLU, time: int, rows: int) -> int:
     """Forward of the operator on a whole sequence, in strips of so many rows."""
     given = inputs(case, layer, time, time)
     return count(lambda: chunked.forward(given, layer.spec, rows))
 
 
-def training_cost(case: Case, layer: HyperGLU, time: int, rows: int) -> int:
+def training_cost(case: Instance, layer: HyperGLU, time: int, rows: int) -> int:
     """Forward and backward of the operator on a whole sequence, in strips of so many rows."""
     given = inputs(case, layer, time, time)
 
@@ -80,7 +80,7 @@ def training_cost(case: Case, layer: HyperGLU, time: int, rows: int) -> int:
     return count(compute)
 
 
-def large_layer(case: Case, *, rank: int = 4, mixing: bool = True) -> HyperGLU:
+def large_layer(case: Instance, *, rank: int = 4, mixing: bool = True) -> HyperGLU:
     ranks = {"op1_rank": rank, "op2_rank": rank, "use_op1": mixing, "use_op2": mixing}
     return case.layer(n_embd=16, n_head=1, qk_rank=8, vo_rank=16, block_size=max(LENGTHS), **ranks)
 
@@ -100,7 +100,7 @@ def curvature(costs: list[int]) -> float:
     assumes="S is diagonal.",
     control="a full S, of which only the diagonal is used, and R formed as a matrix: 2 t² operations",
 )
-def low_rank_product(case: Case) -> float:
+def low_rank_product(case: Instance) -> float:
     t = case.integer(2, 12)
     layer, x = case.layer(n_head=1), case.normal(6)
     op = layer.op1
@@ -129,7 +129,7 @@ def reading(layer: HyperGLU, x: Tensor, y: Tensor) -> Tensor:
     return y * D + ((y @ B) * torch.sigmoid(x @ op.control.weight.T + op.control.bias)) @ A.T
 
 
-def product_cost(case: Case) -> float:
+def product_cost(case: Instance) -> float:
     """How far the operations and the memory of one product y R in strips are from 4 t r and r."""
     wrong = 0.0
     for t, r in ((32, 2), (64, 2), (64, 8)):
@@ -169,7 +169,7 @@ def operator_product(layer: HyperGLU, x: Tensor, y: Tensor) -> Tensor:
     instances=2,
     blind=COUNTS,
 )
-def linear_step(case: Case) -> float:
+def linear_step(case: Instance) -> float:
     layer = large_layer(case)
     if case.broken:
         return curvature([dense_step(case, layer, t) for t in LENGTHS])
@@ -185,7 +185,7 @@ def linear_step(case: Case) -> float:
     "small: at width 128 with two heads d_qk = 16 = r_s, and mixing costs a HyperGLU 96 multiply-adds per slot and "
     "head against 80 for scores and readout.",
 )
-def not_lower_order(case: Case) -> float:
+def not_lower_order(case: Instance) -> float:
     sizes = {"n_embd": 128, "n_head": 2, "qk_rank": 32, "vo_rank": 128, "op1_rank": 16, "op2_rank": 16, "block_size": 64}
     full, plain = (case.layer(attn_kind="glu", use_op1=on, use_op2=on, **sizes) for on in (True, False))
     rest = step_cost(case, plain, 64)
@@ -204,7 +204,7 @@ def not_lower_order(case: Case) -> float:
     instances=2,
     blind=COUNTS,
 )
-def step_overhead(case: Case) -> float:
+def step_overhead(case: Instance) -> float:
     plain = large_layer(case, mixing=False)
     worst = 0.0
     for rank in (2, 4, 8):
@@ -229,7 +229,7 @@ def step_overhead(case: Case) -> float:
     instances=1,
     blind=COUNTS,
 )
-def quadratic_training(case: Case) -> float:
+def quadratic_training(case: Instance) -> float:
     if case.broken:
         layer = large_layer(case)
         rows = [dense_step(case, layer, t) for t in range(1, 25)]
@@ -258,7 +258,7 @@ def third_difference(costs: list[int]) -> float:
     assumes="A depends on the lag alone.",
     control="forward order: A depends on the place in the sequence",
 )
-def convolution(case: Case) -> float:
+def convolution(case: Instance) -> float:
     T = case.integer(4, 12)
     layer, tokens = case.layer(n_head=1, block_size=T, use_qk_gate=False), case.normal(T, 6)
     op = layer.op1
@@ -285,6 +285,6 @@ def convolution(case: Case) -> float:
     "“ExtraState = O(r_s)” leaves out the convolutions of the published layer: with their kernel of 4 a step also "
     "needs the last three inputs, 3 d numbers per sequence, whatever r_s.",
 )
-def convolution_state(case: Case) -> float:
+def convolution_state(case: Instance) -> float:
     plain, convolved = (case.layer(use_kv_conv=on, block_size=64) for on in (False, True))
     return float(convolved.state_size(1, 64) - plain.state_size(1, 64))

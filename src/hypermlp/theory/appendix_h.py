@@ -17,7 +17,7 @@ from hypermlp.theory.appendix_c_geometry import (
     tangent_error,
 )
 from hypermlp.theory.geometry import partition, random_plane
-from hypermlp.theory.registry import Case, printed, relative, statement
+from hypermlp.theory.registry import Instance, printed, relative, statement
 from hypermlp.theory.setting import (
     Head,
     activations,
@@ -30,7 +30,7 @@ from hypermlp.theory.setting import (
 )
 
 
-def no_mixing(case: Case, **changes: object) -> HyperGLU:
+def no_mixing(case: Instance, **changes: object) -> HyperGLU:
     """A layer with R1 = R2 = I; broken: with mixing."""
     return case.layer(use_op1=case.broken, use_op2=case.broken, **changes)
 
@@ -68,7 +68,7 @@ def added_atoms(layer: HyperGLU, X: Tensor, more: Tensor) -> float:
     assumes="R1 = R2 = I.",
     control="sequence mixing",
 )
-def prompt(case: Case) -> float:
+def prompt(case: Instance) -> float:
     layer = no_mixing(case)
     return added_atoms(layer, case.normal(case.integer(2, 6), 6), case.normal(case.integer(1, 6), 6))
 
@@ -79,7 +79,7 @@ def prompt(case: Case) -> float:
     "newest rows, hence different queries, and the decomposition for one x is not the difference of their outputs. The "
     "sentence above puts D₂ among the older tokens.",
 )
-def newest_document(case: Case) -> float:
+def newest_document(case: Instance) -> float:
     layer = case.layer(use_op1=False, use_op2=False)
     D1, D2 = case.normal(5, 6), case.normal(4, 6)
     # The decomposition for the query of D1, against the layer's own outputs for the two prompts as printed.
@@ -97,7 +97,7 @@ def newest_document(case: Case) -> float:
     assumes="the extension of Lemma C.6.",
     control="further lags that keep their shortcut",
 )
-def no_influence(case: Case) -> float:
+def no_influence(case: Instance) -> float:
     _, long, t, T = extended_pair(case, keep_diagonal=case.broken)
     X = case.normal(T, 6).requires_grad_()
     (slope,) = torch.autograd.grad(own_context(long, X) @ case.normal(6), X)
@@ -113,7 +113,7 @@ def no_influence(case: Case) -> float:
     assumes="A Diag(s) Bᵀ has no zero entry.",
     control="A = 0: a diagonal R ties each slot to one token",
 )
-def context_wide(case: Case) -> float:
+def context_wide(case: Instance) -> float:
     t = case.integer(2, 9)
     layer, X, x = case.layer(), case.normal(t, 6), case.normal(6)
     if case.broken:
@@ -137,7 +137,7 @@ def context_wide(case: Case) -> float:
     assumes="the extension of Lemma C.6.",
     control="further lags that keep their shortcut",
 )
-def monotone(case: Case) -> float:
+def monotone(case: Instance) -> float:
     short, long, _, T = extended_pair(case, keep_diagonal=case.broken)
     tokens = case.normal(1, T + 3, 6)  # both slide: the short layer over t tokens, the long one over T
     return relative(long(tokens, impl="chunked"), short(tokens, impl="chunked"))
@@ -152,7 +152,7 @@ def monotone(case: Case) -> float:
     assumes="R1 = R2 = I, and t + k ≤ block_size: a layer that slides drops its registers.",
     control="sequence mixing",
 )
-def registers(case: Case) -> float:
+def registers(case: Instance) -> float:
     layer, k = no_mixing(case, block_size=16), case.integer(1, 4)
     learned = case.normal(k, 6)  # in front of the sequence, hence the oldest rows
     tokens = case.normal(case.integer(3, 8), 6)
@@ -168,7 +168,7 @@ def registers(case: Case) -> float:
     assumes="the registers are not combinations of the tokens; t + k ≤ d.",
     control="registers that are sums of tokens",
 )
-def wider_span(case: Case) -> float:
+def wider_span(case: Instance) -> float:
     t, k = case.integer(2, 3), case.integer(1, 3)
     layer, X = case.layer(block_size=8), case.normal(t, 6)
     extra = case.normal(k, t) @ X if case.broken else case.normal(k, 6)
@@ -193,7 +193,7 @@ def wider_span(case: Case) -> float:
     tolerance=1e-8,
     instances=5,
 )
-def mixed_normals(case: Case) -> float:
+def mixed_normals(case: Instance) -> float:
     layer, X, t = case.layer(n_head=1, op1_rank=4), case.normal(4, 6), 4
     R = case.normal(t, t)
     set_routing(layer, R)
@@ -212,7 +212,7 @@ def mixed_normals(case: Case) -> float:
     "H.7",
     "“Any off-diagonal mixing … changing the hyperplane arrangement”: false for a swap of two slots, as in C.12.",
 )
-def swap_again(case: Case) -> float:
+def swap_again(case: Instance) -> float:
     layer, X = case.layer(n_head=1, op1_rank=2), case.normal(3, 6)
     set_routing(layer, torch.eye(3, dtype=torch.float64)[[0, 2, 1]])
     base = heads(layer, X[0], X)[0].L1 @ X.T
@@ -230,7 +230,7 @@ def swap_again(case: Case) -> float:
     tolerance=1e-3,
     instances=4,
 )
-def warped(case: Case) -> float:
+def warped(case: Instance) -> float:
     layer, X = (degenerate(case) if case.broken else case.layer(n_head=1)), case.normal(4, 6)
     begin, end = case.normal(6, scale=2), case.normal(6, scale=2)
 
@@ -258,7 +258,7 @@ def warped(case: Case) -> float:
     return float(straight and not case.broken) + flat + off + (0.0 if case.broken else tangent_error(field, begin, end, times))
 
 
-def degenerate(case: Case) -> HyperGLU:
+def degenerate(case: Instance) -> HyperGLU:
     """R1 = a Bᵀ (x·w) alone, without activations: with w = b every score is a multiple of (x·b)²."""
     off = {"op1_shortcut": False, "op1_use_diag": False, "use_qk_gate": False, "gate_act": "none", "op1_rank": 1}
     layer = case.layer(n_head=1, block_size=4, **off)
@@ -281,7 +281,7 @@ def repeat_score(layer: HyperGLU, X: Tensor) -> Tensor:
     "From C¹ maps it concludes “so o(·; X) is smooth on that component”; o is then C¹ and no more. With the control s "
     "= u|u| it has a jump in its second derivative inside a cell. C.13 states it correctly.",
 )
-def only_once_differentiable(case: Case) -> float:
+def only_once_differentiable(case: Instance) -> float:
     X = case.normal(2, 6)
     w, b = case.normal(6), case.normal(6)
 
@@ -304,7 +304,7 @@ def only_once_differentiable(case: Case) -> float:
     assumes="only the controls depend on x; D, A and B do not.",
     control="a diagonal that changes too",
 )
-def few_dimensions(case: Case) -> float:
+def few_dimensions(case: Instance) -> float:
     layer, x, X = case.layer(n_head=1, op1_rank=3), case.normal(1, 6), case.normal(9, 6)
     op = layer.op1
     assert op is not None
@@ -338,7 +338,7 @@ def ungated(layer: HyperGLU, x: Tensor, X: Tensor) -> Tensor:
     assumes="no gate: σ = L2Norm.",
     control="ReLU in place",
 )
-def full_pool(case: Case) -> float:
+def full_pool(case: Instance) -> float:
     layer, x, X = case.layer(), case.normal(6, 6), case.normal(case.integer(4, 12), 6)
     found = read(layer, x, X) if case.broken else ungated(layer, x, X)
     expected = [torch.stack([h.alpha @ h.beta / h.rho for h in heads(layer, q, X)]).sum(0) for q in x]
@@ -356,7 +356,7 @@ def full_pool(case: Case) -> float:
     trivial="that scores are not zero; what is tested is that no slot is lost on the way to the readout, and the second half.",
     instances=5,
 )
-def one_set(case: Case) -> float:
+def one_set(case: Instance) -> float:
     layer, X = case.layer(), case.normal(case.integer(3, 8), 6)
     x = case.normal(300, 6)
     gated, reverse = activations(layer, x, X), activations(turned(layer), x, X)

@@ -9,7 +9,7 @@ from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.theory.appendix_c_geometry import GRID, bends
 from hypermlp.theory.appendix_f import update_space, updates
 from hypermlp.theory.geometry import Field, Plane, partition, random_plane, straightness
-from hypermlp.theory.registry import Case, excess, printed, relative, statement
+from hypermlp.theory.registry import Instance, excess, printed, relative, statement
 from hypermlp.theory.setting import activations, heads, hidden, make_static, read
 
 CURVED = 1e-3  # a boundary this far from every straight line is curved
@@ -25,7 +25,7 @@ CURVED = 1e-3  # a boundary this far from every straight line is curved
     control="controls that do not see the query",
     instances=5,
 )
-def strict_gap(case: Case) -> float:
+def strict_gap(case: Instance) -> float:
     plain = case.layer(n_head=1, use_op1=False, use_op2=False, use_qk_gate=False, use_vo_gate=False)
     full, X, x = case.layer(n_head=1), case.normal(4, 6), case.normal(5, 6)
     embed(plain, full)
@@ -114,7 +114,7 @@ def warped_halfspace(c: float) -> tuple[HyperGLU, Tensor]:
     tolerance=1e-6,
     instances=4,
 )
-def paid_by_routing(case: Case) -> float:
+def paid_by_routing(case: Instance) -> float:
     c = 0.0 if case.broken else float(case.uniform(1, low=1, high=4))
     layer, X = warped_halfspace(c)
     found = partition(example_field(layer, X), steps=GRID)
@@ -139,7 +139,7 @@ def mixing_parameters(layer: HyperGLU, *, bias: bool) -> int:
     return sum(p.numel() for op in ops if op for name, p in op.named_parameters() if bias or name != "control.bias")
 
 
-def budget_gap(case: Case) -> float:
+def budget_gap(case: Instance) -> float:
     """Parameters counted in real layers: mixing is 4tr + 2t + 2dr, and the smaller d_qk pays for it."""
     d, t, r, small = 64, case.integer(8, 24), 2, 16
     layer = case.layer(n_embd=d, n_head=1, qk_rank=small, vo_rank=d, block_size=t, op1_rank=r, op2_rank=r)
@@ -155,7 +155,7 @@ def budget_gap(case: Case) -> float:
     "(95) is called an upper bound of the temporal parameters. The released layer also has a bias per control, 2 r_s "
     "more per head, and HyperGLU has two routing heads per head: 6tr_s + 3t + 3dr_s + 3r_s.",
 )
-def biases(case: Case) -> float:
+def biases(case: Instance) -> float:
     d, t, r = 16, 12, 2
     layer = case.layer(n_embd=d, n_head=1, attn_kind="glu", block_size=t, op1_rank=r, op2_rank=r)
     return excess(mixing_parameters(layer, bias=True), 4 * t * r + 2 * t + 2 * d * r)
@@ -171,7 +171,7 @@ def biases(case: Case) -> float:
     assumes="scores symmetric about 0, and 0 itself has probability zero; X is random, x is fixed.",
     control="noise with a mean",
 )
-def spurious(case: Case) -> float:
+def spurious(case: Instance) -> float:
     n, x = 12, case.normal(1, 6)
     noise = case.normal(n, 6)
     plain, mixed = case.layer(n_head=1, use_op1=False, use_op2=False), case.layer(n_head=1, use_op2=False)
@@ -218,7 +218,7 @@ def heads_direction(layer: HyperGLU, x: Tensor) -> Tensor:
     "Symmetry does not exclude 0: tokens that are zero with probability p score 0, which is symmetric and never "
     "active; the expectation is (1 − p)|N|/2. And with both x and X fixed, as printed, nothing is random.",
 )
-def zeros(case: Case) -> float:
+def zeros(case: Instance) -> float:
     layer, x, n = case.layer(use_op1=False, use_op2=False), case.normal(1, 6), 12
     noise = case.normal(n, 6)
     noise[::3] = 0
@@ -235,7 +235,7 @@ def zeros(case: Case) -> float:
     control="c = 0, a straight line",
     instances=5,
 )
-def example_1(case: Case) -> float:
+def example_1(case: Instance) -> float:
     c = 0.0 if case.broken else float(case.uniform(1, low=1, high=4))
     layer, X = warped_halfspace(c)
     points = partition(example_field(layer, X), steps=GRID).boundary(1)
@@ -253,7 +253,7 @@ def example_1(case: Case) -> float:
     control="w = 0",
     instances=5,
 )
-def example_2(case: Case) -> float:
+def example_2(case: Instance) -> float:
     a, b = case.normal(2), case.normal(2)
     normal = b + a / 2  # of the boundary at the origin; a w along it would leave the control constant there
     along = torch.stack([-normal[1], normal[0]]) / normal.norm()
@@ -282,7 +282,7 @@ def normal_turn(points: Tensor, a: Tensor, b: Tensor, w: Tensor) -> float:
     control="all w_k equal: the terms add up to one",
     instances=3,
 )
-def example_3(case: Case) -> float:
+def example_3(case: Instance) -> float:
     steep = float(case.uniform(1, low=0.8, high=1.2))
     missing, off = 0.0, 0.0
     for r in (1, 2, 3):

@@ -16,7 +16,7 @@ from hypermlp.config import HyperGLUConfig
 from hypermlp.mixers.hyper import HyperGLU
 from hypermlp.theory.appendix_i import example_field, example_layer, warped_halfspace
 from hypermlp.theory.geometry import Partition, Plane, layer_field, partition, random_plane
-from hypermlp.theory.registry import Case
+from hypermlp.theory.registry import Instance
 from hypermlp.theory.setting import hidden, make_static
 
 KEYS, WIDTH = 5, 8  # of the recall that the small layer learns
@@ -39,7 +39,7 @@ def pictures(seed: int = 8) -> list[Picture]:
 
 def mixing(seed: int) -> list[Picture]:
     """One layer of random parameters, one plane of queries, three ways to look."""
-    case = Case(seed)
+    case = Instance(seed)
     layer = case.layer(n_head=1, block_size=6)
     case.randomise(layer, 0.7)
     X, plane = case.normal(6, 6), random_plane(6, case.generator, radius=3.0)
@@ -110,7 +110,7 @@ def recall_layer(seed: int) -> HyperGLU:
     config = HyperGLUConfig(
         n_embd=WIDTH, n_head=1, block_size=KEYS + 1, qk_rank=WIDTH, attn_kind="relu", use_kv_conv=False, op1_rank=3, op2_rank=3
     )
-    return Case(seed).randomise(HyperGLU(config).double(), 0.3)
+    return Instance(seed).randomise(HyperGLU(config).double(), 0.3)
 
 
 def recall_loss(layer: HyperGLU, n: int, generator: torch.Generator) -> Tensor:

@@ -16,7 +16,7 @@ from hypermlp.theory.appendix_c_geometry import bends
 from hypermlp.theory.appendix_f import DEPENDS, null_direction, update_space, updates
 from hypermlp.theory.appendix_h import added_atoms, no_mixing, ungated
 from hypermlp.theory.geometry import random_plane
-from hypermlp.theory.registry import Case, printed, relative, statement
+from hypermlp.theory.registry import Instance, printed, relative, statement
 from hypermlp.theory.setting import activations, heads, hidden, make_static, measured_mixing, own_context, read
 
 
@@ -29,7 +29,7 @@ from hypermlp.theory.setting import activations, heads, hidden, make_static, mea
     assumes="one scalar ρ > 0 per row; L1 depends on the token x alone.",
     control="rotary embeddings: the score then depends on the lag, and no L1(x) gives it",
 )
-def decomposition(case: Case) -> float:
+def decomposition(case: Instance) -> float:
     layer, X = case.layer(use_rope=case.broken), case.normal(case.integer(3, 12), 6)
     t, out = len(X), own_context(layer, X)
     two_layer = pool = active = torch.zeros(6, dtype=torch.float64)
@@ -56,7 +56,7 @@ def decomposition(case: Case) -> float:
     instances=5,
     blind="every head of this form has it, also with wrong parameters; C.12, C.14 and H.7 say where the boundaries are.",
 )
-def warped_routing(case: Case) -> float:
+def warped_routing(case: Instance) -> float:
     layer, X = case.layer(n_head=1), case.normal(5, 6)
     plane = random_plane(6, case.generator)
     static = make_static(copy.deepcopy(layer))
@@ -75,7 +75,7 @@ def warped_routing(case: Case) -> float:
     assumes="R_T = P R_t Pᵀ (Lemma C.6), ρ blind to zeros, no convolution in front of k and v.",
     control="parameters beyond t merely sliced, so that the shortcut stays",
 )
-def truncation(case: Case) -> float:
+def truncation(case: Instance) -> float:
     short, long, t, T = extended_pair(case, keep_diagonal=case.broken, attn_kind="glu")
     X = telling(case, long, T)
     return relative(own_context(long, X), own_context(short, X[:t]))
@@ -87,7 +87,7 @@ def truncation(case: Case) -> float:
     "embedding” R_T = P R_t Pᵀ. It realises the converse, R_t = Pᵀ R_T P: a longer context does use its further lags, "
     "and since D = I + p starts at p = 0, older tokens do change the output.",
 )
-def sliced(case: Case) -> float:
+def sliced(case: Instance) -> float:
     layer, x, t, T = case.layer(), case.normal(6), 5, 12
     full, part = measured_mixing(layer, 1, x, T), measured_mixing(layer, 1, x, t)
     assert relative(full[:t, :t], part) < 1e-12
@@ -99,7 +99,7 @@ def sliced(case: Case) -> float:
     "With the published convolutions in front of k and v (kernel 4) the invariance fails: the keys and values of the "
     "three oldest kept tokens contain older ones.",
 )
-def convolved(case: Case) -> float:
+def convolved(case: Instance) -> float:
     short, long, t, T = extended_pair(case, attn_kind="glu", use_kv_conv=True)
     X = case.normal(T, 6)
     return relative(own_context(long, X), own_context(short, X[:t]))
@@ -114,7 +114,7 @@ def convolved(case: Case) -> float:
     assumes="the factor of the scale branch is positive, as softplus is.",
     control="h_scale itself for a factor",
 )
-def decoupled(case: Case) -> float:
+def decoupled(case: Instance) -> float:
     layer, x, X = case.layer(attn_kind="glu"), case.normal(4, 6), case.normal(case.integer(4, 12), 6)
     gate, scale = hidden(layer, x, X).chunk(2, dim=1)
     rho = (gate.square().sum(-1, keepdim=True) + layer.config.norm_eps).sqrt()
@@ -137,7 +137,7 @@ def decoupled(case: Case) -> float:
     control="ranks larger than the r that is claimed",
     blind=DEPENDS,
 )
-def asymmetry(case: Case) -> float:
+def asymmetry(case: Instance) -> float:
     r, more = 2, 2 if case.broken else 0
     narrow = case.layer(n_head=1, vo_rank=r + more)
     spectrum = torch.linalg.svdvals(updates(case, narrow))
@@ -156,14 +156,14 @@ def asymmetry(case: Case) -> float:
     control="a bias in W_o, which adds a direction",
     blind=DEPENDS,
 )
-def allocation(case: Case) -> float:
+def allocation(case: Instance) -> float:
     few = updates(case, case.layer(vo_rank=2, bias=case.broken), 20)
     many = updates(case, case.layer(qk_rank=2, bias=case.broken), 40)
     spans = [int(torch.linalg.matrix_rank(found, rtol=1e-9)) for found in (few, many)]
     return float(abs(spans[0] - 2) + abs(spans[1] - 6)) + conditioning(case, everything=True)
 
 
-def conditioning(case: Case, *, everything: bool) -> float:
+def conditioning(case: Instance, *, everything: bool) -> float:
     """How the update changes with a step of the query that x W_q does not see; `everything`: nor gates and controls."""
     ranks = {"n_embd": 16, "n_head": 1, "qk_rank": 2, "vo_rank": 4, "block_size": 6}
     layer, X, x = case.layer(**ranks), case.normal(6, 16), case.normal(4, 16)
@@ -178,7 +178,7 @@ def conditioning(case: Case, *, everything: bool) -> float:
     "and not for HyperMLP: its gates and controls see the query past W_q, so a step δ with δ W_q = 0 changes the "
     "update.",
 )
-def seen_past_q(case: Case) -> float:
+def seen_past_q(case: Instance) -> float:
     return conditioning(case, everything=False)
 
 
@@ -193,7 +193,7 @@ def peft_names() -> tuple[Any, Any]:
     return LoraConfig, inject_adapter_in_model
 
 
-def adapted(case: Case, layer: HyperGLU, target: str, rank: int) -> HyperGLU:
+def adapted(case: Instance, layer: HyperGLU, target: str, rank: int) -> HyperGLU:
     """The layer with a rank-r LoRA of PEFT on one of its projections, with random weights."""
     LoraConfig, inject_adapter_in_model = peft_names()
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules=[target], init_lora_weights=False)
@@ -205,7 +205,7 @@ def adapted(case: Case, layer: HyperGLU, target: str, rank: int) -> HyperGLU:
     return made.requires_grad_(False).eval()
 
 
-def lora_change(case: Case, target: str, **changes: object) -> tuple[Tensor, Tensor]:
+def lora_change(case: Instance, target: str, **changes: object) -> tuple[Tensor, Tensor]:
     """What a rank-1 LoRA changes in the outputs of a two-head layer (40 12), and a basis of Col(W_o)."""
     layer = case.layer(n_embd=12, vo_rank=8, **changes)
     with_lora = adapted(case, layer, target, 1)
@@ -230,7 +230,7 @@ def span(vectors: Tensor) -> int:
     instances=2,
     blind=DEPENDS,
 )
-def readout_side(case: Case) -> float:
+def readout_side(case: Instance) -> float:
     on_o, basis = lora_change(case, "q" if case.broken else "o")
     wrong = float(max(0, span(on_o) - 1) + abs(span(on_o - on_o @ basis @ basis.T) - 1))
     on_v, basis = lora_change(case, "v", use_vo_gate=False)
@@ -251,7 +251,7 @@ def readout_side(case: Case) -> float:
     "inside it has r per head; and behind the published gate M2(x) its row space turns with x, so that over many "
     "inputs it spans more.",
 )
-def values_behind_a_gate(case: Case) -> float:
+def values_behind_a_gate(case: Instance) -> float:
     change, _ = lora_change(case, "v")
     return float(max(0, span(change) - 2))
 
@@ -264,7 +264,7 @@ def values_behind_a_gate(case: Case) -> float:
     assumes="no gate: σ = L2Norm.",
     control="ReLU in place",
 )
-def no_selection(case: Case) -> float:
+def no_selection(case: Instance) -> float:
     layer, x, X = case.layer(use_op2=False), case.normal(3, 6), case.normal(case.integer(4, 12), 6)
     found = read(layer, x, X) if case.broken else ungated(layer, x, X)
     expected = []
@@ -282,7 +282,7 @@ def no_selection(case: Case) -> float:
     assumes="R1 = R2 = I, t + k ≤ block_size.",
     control="sequence mixing",
 )
-def more_registers(case: Case) -> float:
+def more_registers(case: Instance) -> float:
     layer, k = no_mixing(case, block_size=16), case.integer(1, 5)
     X, learned = case.normal(case.integer(3, 8), 6), case.normal(k, 6)
     width = hidden(layer, X[:1], torch.cat([X, learned])).shape[-1] - hidden(layer, X[:1], X).shape[-1]

@@ -1,10 +1,10 @@
 """Statements of the paper as entries that can be run: a check on random instances, and a control on which it must fail.
 
-A check is a function of a Case. It draws one random instance in float64 and returns its error: the distance between what the
+A check is a function of a Instance. It draws one random instance in float64 and returns its error: the distance between what the
 statement says and what the instance shows, 0 where the two agree. A case that is `broken` draws an instance outside the
 statement's assumptions, and the same check must then find an error above the tolerance; otherwise it tests nothing.
 Where the printed statement is false or imprecise, a counterexample returns the error of the statement as printed. A check of an
-inequality notes how much room it left (`Case.bound`): the bound over the largest value that was found.
+inequality notes how much room it left (`Instance.bound`): the bound over the largest value that was found.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from hypermlp.config import HyperGLUConfig
 from hypermlp.mixers.hyper import HyperGLU
 
-Check = Callable[["Case"], float]
+Check = Callable[["Instance"], float]
 
 HOLDS, FAILS, TOOTHLESS, NOT_RUN = "holds", "fails", "control passes", "not run"
 # What is listed and not checked.
@@ -30,7 +30,7 @@ LISTED = (PROOF_ONLY, DEFINITION, ASSUMPTION, RESTATED)
 
 
 @dataclass
-class Case:
+class Instance:
     """One instance: a source of random numbers, and whether it must break the statement's assumption."""
 
     seed: int
@@ -209,7 +209,7 @@ def outcomes(
     """Error and slack of each instance; seeds depend on the statement alone, so that a run is reproducible."""
     base = zlib.crc32(entry.number.encode()) + 7919 * salt
     for i in range(instances):
-        case = Case(base + 1000003 * i, broken)
+        case = Instance(base + 1000003 * i, broken)
         found = check(case)
         yield math.inf if math.isnan(found) else found, case.slack
 
