@@ -1,7 +1,7 @@
 """Statements of the paper as entries that can be run: a check on random instances, and a control on which it must fail.
 
-A check is a function of a Instance. It draws one random instance in float64 and returns its error: the distance between what the
-statement says and what the instance shows, 0 where the two agree. A case that is `broken` draws an instance outside the
+A check is a function of an Instance. It draws one random instance in float64 and returns its error: the distance between what
+the statement says and what the instance shows, 0 where the two agree. An instance that is `broken` is drawn outside the
 statement's assumptions, and the same check must then find an error above the tolerance; otherwise it tests nothing.
 Where the printed statement is false or imprecise, a counterexample returns the error of the statement as printed. A check of an
 inequality notes how much room it left (`Instance.bound`): the bound over the largest value that was found.
