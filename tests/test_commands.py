@@ -77,6 +77,8 @@ def test_the_reference_of_the_site_has_every_command_and_option() -> None:
                 assert f"`{', '.join([*parameter.opts, *parameter.secondary_opts])}`" in section
     assert "[bold]" not in text
     assert "docs/command_line.py" in (docs.parent / "mkdocs.yml").read_text()
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=made["CHANGES"]))
+    assert "## 0.1.0" in made["on_page_markdown"]((docs / made["CHANGES"]).read_text(), page=page)
 
 
 @pytest.mark.parametrize("alias", ALIASES)

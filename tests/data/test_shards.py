@@ -309,5 +309,5 @@ def test_the_report_shows_counts_and_leaves_provenance(folder: Path, tmp_path: P
     console.file.close()
     assert "tokenizer bpe:300 of 300 tokens, 1 worker" in shown
     assert "100%" in shown
-    assert f"{len(corpus.split('train')):,} tokens" in shown
+    assert f"tokens {len(corpus.split('train')):>14,}" in shown
     assert json.loads((tmp_path / "out" / "index.json").read_text())["provenance"]["python"]

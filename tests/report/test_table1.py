@@ -115,7 +115,7 @@ def test_terminal(tmp_path: Path, width: int) -> None:
         "3.100",
         "Gated linear attention",
         "one seed, no range or interval",
-        "not on the paper's scale",
+        "on another scale than the paper's",
     ):
         assert text in shown
     assert "(3.047)" not in shown, "the paper's loss is of another scale, as the line below the table says"

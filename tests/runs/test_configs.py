@@ -269,7 +269,7 @@ def test_a_run_that_ends_within_its_warm_up_is_told_so(caplog: pytest.LogCapture
         configure("tiny", ["train.steps=61"])
         assert not caplog.text
         configure("tiny", ["train.steps=30"])
-    assert "train.steps (30) end within train.warmup (60)" in caplog.text
+    assert "training ends (train.steps=30) before its warm-up does (train.warmup=60)" in caplog.text
     assert "train.warmup=3" in caplog.text
 
 

@@ -56,7 +56,8 @@ def evidence_markdown(*studies: Results, at_16: Results | None = None) -> str:
         for rival, item in zip(SHOWN, found, strict=True):
             row += [mean_text(study, rival, item), NONE if item.gain is None else f"{stands(item)}, {gain_words(item)}"]
         rows.append(row)
-    heads = ["", title_of(HYPERGLU), *(head for rival in SHOWN for head in (title_of(rival) or rival, "HyperGLU is"))]
+    names = [title_of(rival) or f"{plain_name(rival)}, {rival}" for rival in SHOWN]
+    heads = ["", title_of(HYPERGLU), *(head for name in names for head in (name, "HyperGLU is"))]
     return markdown_table(heads, rows)
 
 

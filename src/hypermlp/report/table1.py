@@ -287,5 +287,5 @@ def legend(study: Results) -> str:
     if VALIDATION in study.losses:
         parts.append("The validation loss comes first. The paper has the loss on a sample of the training text.")
     if study.language and thresholds(study) != paper.THRESHOLDS:
-        parts.append("Losses are not on the paper's scale, so they are not compared with it.")
+        parts.append("Losses are on another scale than the paper's: compare the sign of a gain with the paper's, not its size.")
     return " ".join(parts)
