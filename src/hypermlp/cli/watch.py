@@ -46,7 +46,6 @@ def run_study(
     marks: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Record]:
     """Run a study in `out`, or what is missing of it; marks: what every record says besides."""
-    study.check(mixers, seeds)
     run = partial(study.run, out, mixers, seeds=seeds, executor=executor, retry_failed=retry_failed, marks=marks)
     return watch(console, out, run, partial(scores_so_far, study, mixers))
 
@@ -67,6 +66,8 @@ def run_plan(
     console: Console, plan: StudyPlan, out: Path | None = None, *, executor: Executor | None = None, retry_failed: bool = False
 ) -> list[Record]:
     """Run all studies of a plan, or what is missing of them; then say what they show, and leave report.html."""
+    for study in plan.studies.values():
+        study.check(plan.mixers, plan.seeds)  # before anything is written or shown
     folder = out or plan.folder
     marks = enter_protocol(console, plan, folder) | ({QUICK: True} if plan.quick else {})
     begin_quick(console, plan)
