@@ -60,6 +60,7 @@ def study_list() -> None:
 
 
 @study.command("show")
+@shows_tables
 def study_show(name: StudyName) -> None:
     """Show examples of a task, coloured by what the tokens are, with the answers that are scored."""
     from hypermlp.report.examples import show
@@ -201,7 +202,7 @@ def study_report(
     if page := write_page(folder, out, force=force):
         say(console, f"Report: {page}")
         return
-    if leave_scaling(console, folder, out):
+    if leave_scaling(console, folder, out, force=force):
         return
     studies = judge_folder(folder)
     for found in (judged.results for judged in studies):
@@ -210,7 +211,7 @@ def study_report(
         else:
             show_table1(console, found)
     show_verdicts(console, studies)
-    say(console, f"Report: {write_report(folder, out, studies)}")
+    say(console, f"Report: {write_report(folder, out, studies, force=force)}")
 
 
 def run_named(

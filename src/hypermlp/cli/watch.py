@@ -170,7 +170,7 @@ def show_verdicts(console: Console, studies: Sequence[Judged]) -> None:
             say(console, f"{power}\n")
 
 
-def leave_scaling(console: Console, folder: Path, out: Path | None = None) -> bool:
+def leave_scaling(console: Console, folder: Path, out: Path | None = None, *, force: bool = False) -> bool:
     """Tables and page of each scaling study in a folder, of several a page each; whether it holds nothing else."""
     found = find_scaling(folder)
     alone = all(path.parent in found for path in folder.rglob("runs.jsonl"))
@@ -183,7 +183,7 @@ def leave_scaling(console: Console, folder: Path, out: Path | None = None) -> bo
                 raise
             say(console, f"Left out: {reason}", "yellow")  # the others are there
         else:
-            say(console, f"Report: {write_scaling(place, out or folder / 'report.html' if only else None)}")
+            say(console, f"Report: {write_scaling(place, out or folder / 'report.html' if only else None, force=force)}")
     return bool(found) and alone
 
 
