@@ -33,14 +33,13 @@ EXAMPLES = 2  # that are shown of each evaluation set
 def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Take a minute: fewer steps, too few to rank mixers.")] = False,
     seeds: SeedsOption = None,
-    workers: Workers = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs. Default: runs/demo, or runs/demo-quick.")] = None,
 ) -> None:
     """Start here: the paper's claims in minutes. Train six small models on two tasks, and see which claims hold.
 
     If you stop it, the same command resumes. hypermlp study run demo does the same and has more options.
     """
-    run_named("demo", out, workers, scale="quick" if quick else None, seeds=seeds)
+    run_named("demo", out, scale="quick" if quick else None, seeds=seeds)
 
 
 study = commands(
@@ -217,7 +216,7 @@ def study_report(
 def run_named(
     name: str,
     out: Path | None,
-    workers: int | None,
+    workers: int | None = None,
     device: str = "auto",
     executor: str = "local",
     retry_failed: bool = False,
