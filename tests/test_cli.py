@@ -192,7 +192,7 @@ def test_demo_runs_its_plan_in_a_folder_of_its_own(
     "arguments",
     [
         ("demo", "--seeds", "0"),
-        ("demo", "--workers", "many"),
+        ("study", "run", "demo", "--workers", "many"),
         ("dmeo",),
         ("bench", "layer", "shape=8x1024"),
         ("bench", "layer", "only=nobody"),

@@ -123,15 +123,15 @@ def test_shells_complete_closed_choices(words: str, expected: set[str], monkeypa
 
 def test_every_command_that_prints_a_table_prints_it_as_json() -> None:
     without = {" ".join(path) for path, command in leaves(ROOT) if "--json" not in options(command)}
-    assert without == {"generate", "export", "data prepare", "gpu tune", "study show", "study new"}
-    for command in (["study", "list"], ["mixers", "--width", "64", "--length", "64"], ["bench"], ["info"]):
-        done = CliRunner().invoke(app, [*command, "--json"])
+    assert without == {"generate", "export", "data prepare", "gpu tune", "study new"}
+    for command in ("study list", "study show lora", "mixers --width 64 --length 64", "bench", "info"):
+        done = CliRunner().invoke(app, [*command.split(), "--json"])
         assert done.exit_code == 0, done.output
         (table, *_) = json.loads(done.stdout)
         assert table["rows"]
         assert len({tuple(row) for row in table["rows"]}) == 1
     listed = {row["study"] for row in json.loads(CliRunner().invoke(app, ["study", "list", "--json"]).stdout)[0]["rows"]}
-    assert {"demo", "table1", "mqar", "table1.toml"} <= listed
+    assert {"demo", "table1", "mqar", "labels", "table1.toml"} <= listed
 
 
 def test_cells_become_numbers_where_they_are() -> None:

@@ -302,3 +302,11 @@ def test_a_hybrids_name_has_a_row_for_each_mixer_and_a_fitted_curve_no_points() 
     assert svg.count("<circle") == 2
     assert svg.count(">+hyperglu</text>") == 1
     assert 'class="s0 fit"' in svg
+
+
+def test_a_page_of_others_is_replaced_only_by_force(results: Path) -> None:
+    (results / "report.html").write_text("mine")
+    with pytest.raises(ValueError, match="was not written by hypermlp"):
+        write_report(results)
+    assert "What was found" in write_report(results, force=True).read_text()
+    write_report(results)

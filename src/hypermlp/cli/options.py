@@ -156,9 +156,3 @@ def default_model() -> Path:
         return own
     notice.once(f"--model {LANGUAGE}, which comes with the package: there is no {own} here, which hypermlp train tiny makes")
     return find_model(LANGUAGE)
-
-
-def whole_numbers(name: str, text: str) -> list[int]:
-    if not all(part.isdigit() and int(part) > 0 for part in text.split(",")):
-        raise ValueError(f"{name} ({text}) must be comma-separated whole numbers, such as 2,1")
-    return [int(part) for part in text.split(",")]

@@ -33,14 +33,13 @@ EXAMPLES = 2  # that are shown of each evaluation set
 def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Take a minute: fewer steps, too few to rank mixers.")] = False,
     seeds: SeedsOption = None,
-    workers: Workers = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs. Default: runs/demo, or runs/demo-quick.")] = None,
 ) -> None:
     """Start here: the paper's claims in minutes. Train six small models on two tasks, and see which claims hold.
 
     If you stop it, the same command resumes. hypermlp study run demo does the same and has more options.
     """
-    run_named("demo", out, workers, scale="quick" if quick else None, seeds=seeds)
+    run_named("demo", out, scale="quick" if quick else None, seeds=seeds)
 
 
 study = commands(
@@ -60,6 +59,7 @@ def study_list() -> None:
 
 
 @study.command("show")
+@shows_tables
 def study_show(name: StudyName) -> None:
     """Show examples of a task, coloured by what the tokens are, with the answers that are scored."""
     from hypermlp.report.examples import show
@@ -203,7 +203,7 @@ def study_report(
     if page := write_page(folder, out, force=force):
         say(console, f"Report: {page}")
         return
-    if leave_scaling(console, folder, out):
+    if leave_scaling(console, folder, out, force=force):
         return
     studies = judge_folder(folder)
     for found in (judged.results for judged in studies):
@@ -212,7 +212,7 @@ def study_report(
         else:
             show_table1(console, found)
     show_verdicts(console, studies)
-    say(console, f"Report: {write_report(folder, out, studies)}")
+    say(console, f"Report: {write_report(folder, out, studies, force=force)}")
 
 
 @study.command("repeat")
@@ -235,7 +235,7 @@ def study_repeat(
 def run_named(
     name: str,
     out: Path | None,
-    workers: int | None,
+    workers: int | None = None,
     device: str = "auto",
     executor: str = "local",
     retry_failed: bool = False,

@@ -48,7 +48,6 @@ def run_study(
     marks: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Record]:
     """Run a study in `out`, or what is missing of it; marks: what every record says besides."""
-    study.check(mixers, seeds)
     run = partial(study.run, out, mixers, seeds=seeds, executor=executor, retry_failed=retry_failed, marks=marks)
     return watch(console, out, run, partial(scores_so_far, study, mixers))
 
@@ -69,6 +68,8 @@ def run_plan(
     console: Console, plan: StudyPlan, out: Path | None = None, *, executor: Executor | None = None, retry_failed: bool = False
 ) -> list[Record]:
     """Run all studies of a plan, or what is missing of them; then say what they show, and leave report.html."""
+    for study in plan.studies.values():
+        study.check(plan.mixers, plan.seeds)  # before anything is written or shown
     folder = out or plan.folder
     marks = enter_protocol(console, plan, folder) | ({QUICK: True} if plan.quick else {})
     begin_quick(console, plan)
@@ -171,7 +172,7 @@ def show_verdicts(console: Console, studies: Sequence[Judged]) -> None:
             say(console, f"{power}\n")
 
 
-def leave_scaling(console: Console, folder: Path, out: Path | None = None) -> bool:
+def leave_scaling(console: Console, folder: Path, out: Path | None = None, *, force: bool = False) -> bool:
     """Tables and page of each scaling study in a folder, of several a page each; whether it holds nothing else."""
     found = find_scaling(folder)
     alone = all(path.parent in found for path in folder.rglob("runs.jsonl"))
@@ -184,7 +185,7 @@ def leave_scaling(console: Console, folder: Path, out: Path | None = None) -> bo
                 raise
             say(console, f"Left out: {reason}", "yellow")  # the others are there
         else:
-            say(console, f"Report: {write_scaling(place, out or folder / 'report.html' if only else None)}")
+            say(console, f"Report: {write_scaling(place, out or folder / 'report.html' if only else None, force=force)}")
     return bool(found) and alone
 
 

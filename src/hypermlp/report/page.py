@@ -10,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from hypermlp.files import write_own
 from hypermlp.mixers.hybrid import is_hybrid, pattern
 from hypermlp.mixers.labels import MEANING, NO_LAG
 from hypermlp.report import task_page
@@ -60,15 +61,16 @@ STRONG = dict.fromkeys(LOSSES, 0.2)  # the difference of gains with the stronges
 draw: Any = TEMPLATES.get_template("studies.html").module
 
 
-def write_report(folder: Path, out: Path | None = None, studies: Sequence[Judged] | None = None) -> Path:
+def write_report(
+    folder: Path, out: Path | None = None, studies: Sequence[Judged] | None = None, *, force: bool = False
+) -> Path:
     """Write the page of all runs in `folder` and below; returns its path (None: report.html in the folder).
 
     studies: what the folder holds, where it was read before.
     """
     text = build_page(judge_folder(folder) if studies is None else studies)
     out = out or folder / "report.html"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
+    write_own(out, text, force=force)
     return out
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 from rich.console import Console, Group
 
-from hypermlp.files import Record
+from hypermlp.files import Record, write_own
 from hypermlp.report.charts import Axis, Chart, Line, log_axis, numeric_axis
 from hypermlp.report.markup import cell, document, duration, facts, name_cell, paragraph, plural, table, verdict_cell, words
 from hypermlp.report.markup import charts as side_by_side
@@ -185,7 +185,7 @@ def test_words(rate: float, best: float, lost: float) -> str:
 # ---- the page ----
 
 
-def write_scaling(folder: Path, out: Path | None = None) -> Path:
+def write_scaling(folder: Path, out: Path | None = None, *, force: bool = False) -> Path:
     """The page of a scaling study."""
     study, out = read_scaling(folder), out or folder / "report.html"
     sections = {
@@ -199,8 +199,7 @@ def write_scaling(folder: Path, out: Path | None = None) -> Path:
     }
     shown = [(title, html) for title, html in sections.items() if html]
     text = document("How losses fall with size", lead(study), shown, outlook(study))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
+    write_own(out, text, force=force)
     return out
 
 
