@@ -285,4 +285,3 @@ def decode_markdown(rows: Sequence[Row]) -> str:
         times = [f"{row['ratio']['median']:.2f} ({many:.2f})" for row, many in zip(chosen, beside, strict=True)]
         cells.append([str(context), *times, f"{chosen[0]['cache_ratio']:.2f}"])
     return markdown_table(["context", *(f"time ÷ softmax's, batch {b}" for b in batches), "cache bytes ÷ softmax's"], cells)
-
