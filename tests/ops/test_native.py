@@ -109,7 +109,7 @@ def test_the_gradient_of_v_takes_the_place_of_that_of_o(name: str, ranks: tuple[
     assert_same(found, run_problem(problem), 2e-5)
 
 
-@pytest.mark.parametrize("L", [1090, 60], ids=["all slots", "window"])
+@pytest.mark.parametrize("L", [1090, 191], ids=["all slots", "window"])
 def test_long_contexts_of_narrow_layers_equal_the_reference(L: int) -> None:
     """Their strips are higher, and most tiles are read where they lie."""
     problem = make_problem(1090, L=L, B=1, H=1)
