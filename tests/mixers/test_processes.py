@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -12,11 +18,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from helpers import assert_same, error, perturb, randn, run_layer
 from hypermlp.mixers import MIXERS, Mixer, build_mixer
-from processes import run_together
 
 WIDTH, LENGTH, T = 32, 12, 8
 RECIPES = ["llama", "every linear", "o alone", "context", "fully_shard"]
-Found = dict[tuple[str, str], str | float]
 each_mixer = pytest.mark.parametrize("name", sorted(MIXERS))
 
 
@@ -63,16 +67,26 @@ def decode(recipe: str, mesh: DeviceMesh) -> str:
     return ""
 
 
-def process() -> Found:
+def process(rank: int, port: int, folder: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))
-    found = {(name, recipe): attempt(name, recipe, mesh) for name in sorted(MIXERS) for recipe in RECIPES}
-    return found | {("decoding", recipe): decode(recipe, mesh) for recipe in ("llama", "fully_shard")}
+    results = {(name, recipe): attempt(name, recipe, mesh) for name in sorted(MIXERS) for recipe in RECIPES}
+    results |= {("decoding", recipe): decode(recipe, mesh) for recipe in ("llama", "fully_shard")}
+    torch.save(results, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], str | float]]:
     """Of both processes."""
-    return run_together(process, 2, tmp_path_factory.mktemp("processes"))
+    folder = tmp_path_factory.mktemp("processes")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(process, (port, str(folder)), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
 # Softmax attention computes the heads that a process has; Llama's recipe knows no gate, so it leaves that whole.
@@ -84,7 +98,7 @@ SPLIT = {
 
 @each_mixer
 @pytest.mark.parametrize("recipe", ["llama", "every linear", "o alone"])
-def test_tensor_parallel(name: str, recipe: str, results: list[Found]) -> None:
+def test_tensor_parallel(name: str, recipe: str, results: list[dict[tuple[str, str], str | float]]) -> None:
     for result in results:
         found = result[name, recipe]
         if (name, recipe) in SPLIT:
@@ -96,20 +110,20 @@ def test_tensor_parallel(name: str, recipe: str, results: list[Found]) -> None:
 
 
 @each_mixer
-def test_context_parallel_is_refused(name: str, results: list[Found]) -> None:
+def test_context_parallel_is_refused(name: str, results: list[dict[tuple[str, str], str | float]]) -> None:
     for result in results:
         assert str(result[name, "context"]).startswith("ValueError: context_parallel splits sequences between processes")
 
 
 @each_mixer
-def test_divided_parameters(name: str, results: list[Found]) -> None:
+def test_divided_parameters(name: str, results: list[dict[tuple[str, str], str | float]]) -> None:
     """What every refusal advises."""
     for result in results:
         assert isinstance(result[name, "fully_shard"], float), result[name, "fully_shard"]
         assert result[name, "fully_shard"] < 1e-5
 
 
-def test_decoding(results: list[Found]) -> None:
+def test_decoding(results: list[dict[tuple[str, str], str | float]]) -> None:
     """Each process keeps the heads that it computes."""
     for result in results:
         assert result["decoding", "fully_shard"] == ""

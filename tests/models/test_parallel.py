@@ -57,13 +57,26 @@ def gathered(x: Tensor, mesh: dist.DeviceMesh) -> Tensor:
     return x if mesh["cp"].size() == 1 else rows.in_order(rows.stacked(x))
 
 
+def whole(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Distributed tensors as one process has them: parameters of a module, or their gradients."""
+    found = {name: t.full_tensor() for name, t in tensors.items()}
+    return found | {name: unstacked(found[name], cut) for name, cut in in_blocks(module).items()}
+
+
 def differences(found: nn.Module, expected: dict[str, Tensor]) -> dict[str, float]:
     """How far all gradients are from the expected, in the order of named_parameters."""
-    joined, named = in_blocks(found), dict(found.named_parameters())
-    assert list(named) == list(expected)
-    whole = {name: p.grad.full_tensor() for name, p in named.items()}
-    whole |= {name: unstacked(whole[name], cut) for name, cut in joined.items()}
-    return {name: error(grad, expected[name]) for name, grad in whole.items()}
+    grads = whole(found, {name: p.grad for name, p in found.named_parameters()})
+    assert list(grads) == list(expected)
+    return {name: error(grad, expected[name]) for name, grad in grads.items()}
+
+
+def begins_alike(mixer: Mixer, make: Callable[[], Mixer], dtype: torch.dtype) -> bool:
+    """Whether a divided mixer that begins again gets the numbers of a new one."""
+    torch.manual_seed(0)
+    new = dict(make().to(dtype).named_parameters())
+    torch.manual_seed(0)
+    mixer.reset_parameters()
+    return all(torch.equal(p, new[name]) for name, p in whole(mixer, dict(mixer.named_parameters())).items())
 
 
 def is_identity(mixer: Mixer) -> bool:
@@ -93,6 +106,7 @@ def compare(make: Callable[[], Mixer], mesh: dist.DeviceMesh, dtype: torch.dtype
             with torch.no_grad():
                 steps = torch.cat([mixer(part, cache=cache) for part in x.split([T - 4, 1, 2, 1], 1)], 1)
             found["cached"] = error(steps, expected["y"])
+        assert begins_alike(mixer, make, dtype)
         return found
     except ValueError as refusal:
         return str(refusal)

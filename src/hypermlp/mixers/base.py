@@ -285,7 +285,7 @@ def find_change(mixer: Mixer, x: Tensor) -> str | None:
 def copy_parameters(source: nn.Module, into: nn.Module) -> None:
     """Copy parameters by name, also into those that are divided between processes."""
     for name, p in into.named_parameters():
-        value = source.get_parameter(name).detach().to(p.device, p.dtype).view(p.shape)
+        value = source.get_parameter(name).detach().to(p.device, p.dtype)
         if hasattr(p, "placements"):
             from torch.distributed.tensor import distribute_tensor
 

@@ -137,6 +137,9 @@ class HyperGLU(Mixer):
         Args:
             generator: of the random numbers; None: torch's own.
         """
+        if generator is None and any(hasattr(p, "placements") for p in self.parameters()):  # divided between processes
+            super().reset_parameters()
+            return
         if self.registers is not None:
             self.registers.normal_(0, INIT_STD, generator=generator)
         for module in self.modules():

@@ -23,7 +23,7 @@ from torch.func import functional_call
 from hypermlp.cache import CacheSpec
 from hypermlp.checks import divisible
 from hypermlp.collectives import Gather, RowShare, Sum, SumGradient
-from hypermlp.mixers.base import Cut, Mixer
+from hypermlp.mixers.base import Cut, Mixer, copy_parameters
 from hypermlp.models.lm import GELU, LanguageModel, SwiGLU
 
 DIMENSIONS = ("dp", "cp", "tp")
@@ -248,6 +248,16 @@ class DividedMixer(Divided):
 
     def cache_spec(self) -> CacheSpec:
         return cast("Mixer", self.part).cache_spec()
+
+    def reset_parameters(self) -> None:
+        """Begin again with the numbers of the first process, those that one process would draw."""
+        with torch.device("cpu"):
+            new = cast("Mixer", self).made_with()
+        for name, p in new.named_parameters():
+            cut = self.cuts.get(name)
+            if cut is not None and len(cut.blocks) > 1:
+                p.data = stacked(p.detach(), cut, self.group.size())
+        copy_parameters(new, self)
 
 
 def share_rows(mixer: Mixer, rows: RowShare) -> None:
