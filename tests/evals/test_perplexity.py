@@ -87,5 +87,5 @@ def test_bad_windows_are_refused(bad: dict[str, int]) -> None:
     name, value = next(iter(bad.items()))
     with pytest.raises(ValueError, match=rf"{name} \({value}\) must be at least 1"):
         measure(model(), stream(ByteTokenizer()), ByteTokenizer(), **bad)
-    with pytest.raises(ValueError, match="the text has no tokens"):
+    with pytest.raises(ValueError, match="no text to predict"):
         measure(model(), TokenStream([], []), ByteTokenizer())
