@@ -21,9 +21,9 @@ def fresh_compiler() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's own tracing
 @pytest.mark.parametrize("name", [*sorted(MIXERS), "G-12!", "S-pcg-q"])
 def test_packed_documents_compile_into_one_graph(name: str) -> None:
-    mixer = perturb(build_mixer(name, 16, 160))
-    x, d_y = randn(1, 150, 16, dtype=torch.float32), randn(1, 150, 16, seed=1, dtype=torch.float32)
-    bounds = torch.tensor([0, 3, 70, 71, 150])
+    mixer = perturb(build_mixer(name, 16, 80))
+    x, d_y = randn(1, 70, 16, dtype=torch.float32), randn(1, 70, 16, seed=1, dtype=torch.float32)
+    bounds = torch.tensor([0, 3, 66, 67, 70])
     expected = run_layer(mixer, x, d_y, cu_seqlens=bounds)
     mixer.zero_grad()
     compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
