@@ -33,7 +33,7 @@ def study(tmp_path: Path) -> Results:
 
 def test_the_table_says_where_it_is_ahead_level_and_behind(study: Results) -> None:
     assert evidence_markdown(study).splitlines() == [
-        "|  | HyperGLU | S-pc | HyperGLU is | Gated DeltaNet | HyperGLU is |",
+        "|  | HyperGLU | softmax attention, S-pc | HyperGLU is | Gated DeltaNet | HyperGLU is |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
         "| Language, loss in nats | 1.602 | 1.500 | behind, −0.102 ± 0.002 | – | – |",
         "| Selective copying, % | 82.0 | 30.0 | ahead, +52.0 ± 2.0 | 82.0 | level, 0.0 ± 0.0 |",

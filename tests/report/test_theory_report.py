@@ -146,7 +146,7 @@ def test_document_counts_what_there_is() -> None:
     checks = [entry for entry in STATEMENTS.values() if entry.check]
     checked = {base(entry.number) for entry in checks}
     for sentence in (
-        f"It numbers {len(NUMBERED) - 3} statements and three examples. Of these {len(NUMBERED)}, {len(checked)} are here as",
+        f"numbers {len(NUMBERED) - 3} statements and three examples. Of these {len(NUMBERED)}, {len(checked)} are checks here",
         f"so there are {len(checks)} checks",
         f"notice each of {len(FAULTS)} faults",
     ):
