@@ -249,7 +249,8 @@ def training_ratios(rows: Sequence[Row]) -> list[TrainingRatio]:
         memory = ours.get("training_extra_bytes", math.nan) / rival.get("training_extra_bytes", math.nan)
         time = ours["training_2t"]["ratio"]["median"]
         beside = time / many["training_2t"]["ratio"]["median"] if many else math.nan
-        found.append(TrainingRatio(*shape, time, memory, beside))
+        rows_at_once, tokens, width = shape
+        found.append(TrainingRatio(rows_at_once, tokens, width, time, memory, beside))
     return found
 
 
