@@ -31,7 +31,7 @@ def main() -> None:
     found = reproduction_blocks()
     save(evidence.picture(*registered_studies()), DOCS / "evidence.png")
     write(DOCS / "reproduction.md", found)
-    layers = (rows_of("layer"), rows_of("narrow/layer"), rows_of("small/layer"))
+    layers = map(rows_of, ("layer", "narrow/layer", "small/layer", "second/narrow/layer", "second/small/layer"))
     speed = f"{bench_tables.speed_markdown(*layers)}\n{made['summary']}"
     write(ROOT / "README.md", {"standing": found["standing"], "speed": speed})
     write(DOCS / "benchmark.md", benchmark_blocks())
@@ -80,6 +80,7 @@ def benchmark_blocks() -> dict[str, str]:
         "bfloat16": bench_tables.layer_markdown(rows_of("bfloat16/layer")),
         "profile": bench_tables.profile_markdown(rows_of("profile")),
         "decode": bench_tables.decode_markdown(rows_of("decode")),
+        "latency": bench_tables.latency_markdown(*(rows_of(f"latency/{name}") for name in ("warm", "cold", "model"))),
     }
 
 

@@ -6,6 +6,7 @@ import json
 import runpy
 from functools import cache
 from pathlib import Path
+from typing import Any
 from statistics import fmean
 
 import pytest
@@ -205,6 +206,27 @@ def test_when_to_use_something_else() -> None:
             assert run["metrics"]["sets"]["16 letters"]["accuracy"] > 10 * run["metrics"]["sets"]["32 letters"]["accuracy"]
     rows = json.loads((ROOT / "results" / "bench" / "narrow" / "layer.json").read_text())["rows"]
     assert all(found.time > 1 for found in training_ratios(rows) if found.tokens >= 4096)
+    rows = json.loads((ROOT / "results" / "bench" / "second" / "narrow" / "layer.json").read_text())["rows"]
+    assert all(found.time < 1 for found in training_ratios(rows)), "slower on one of two processors"
+
+
+def test_what_a_token_takes() -> None:
+    """The sentences below the table of latencies in docs/benchmark.md."""
+
+    def rows(name: str) -> dict[Any, dict[str, Any]]:
+        made = json.loads((ROOT / "results" / "bench" / "latency" / f"{name}.json").read_text())["rows"]
+        return {(row["contestant"], row["context"], row["weights"]): row for row in made}
+
+    def share(name: str) -> float:
+        ours, rival = (rows(name)[stream, 4096, "float32"] for stream in ("hyperglu", "softmax 12 heads"))
+        return float(ours["p50"] / rival["p50"])
+
+    document, model = text("docs/benchmark.md"), rows("model")
+    assert f"HyperGLU's p50 is {share('warm'):.2f} of softmax attention's, and {share('cold'):.2f} where every" in document
+    whole = {weights: row["p50"] for (stream, _, weights), row in model.items() if stream == "language model"}
+    assert all(whole[weights] < 0.11 * model["language model, by modules", 256, weights]["p50"] for weights in whole)
+    assert min(whole.values()) > 0.9 * whole["float32"], "smaller weights gain nothing in this model"
+    assert all(3.5 < row["p99.9"] / row["p50"] < 4.5 for row in rows("warm").values())
 
 
 def test_how_closely_the_authors_code_is_met() -> None:

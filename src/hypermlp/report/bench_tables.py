@@ -211,11 +211,16 @@ def layer_markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def speed_markdown(rows: Sequence[Row], narrow: Sequence[Row], small: Sequence[Row]) -> str:
-    """What the README says of a layer's speed: training steps relative to softmax attention's, with two threads."""
+def speed_markdown(
+    rows: Sequence[Row], narrow: Sequence[Row], small: Sequence[Row], later: Sequence[Row], later_small: Sequence[Row]
+) -> str:
+    """What the README says of a layer's speed: training steps relative to softmax attention's, with two threads.
+
+    later: narrow and small shapes again, on another processor.
+    """
     wide = [found for found in training_ratios(rows) if found.width == 768]
     long = training_ratios(narrow)
-    (least,) = training_ratios(small)
+    (least,), (again,) = training_ratios(small), training_ratios(later_small)
     tokens = [found.tokens for found in wide]
     times, memories, many = ([getattr(found, what) for found in wide] for what in ("time", "memory", "beside_12_heads"))
     return "\n".join(
@@ -226,6 +231,8 @@ def speed_markdown(rows: Sequence[Row], narrow: Sequence[Row], small: Sequence[R
             f"- Width 256: {words([f'{found.time:.2f}' for found in long])} of the time at "
             f"{words([f'{found.tokens:,}' for found in long])} tokens.",
             f"- Width {least.width}, {least.rows} rows of {least.tokens} tokens: {least.time:.2f} of the time.",
+            f"- Later, on another processor: width 256 {words([f'{found.time:.2f}' for found in training_ratios(later)])}, "
+            f"width {again.width} {again.time:.2f} of the time.",
         ]
     )
 
@@ -252,6 +259,18 @@ def training_ratios(rows: Sequence[Row]) -> list[TrainingRatio]:
         rows_at_once, tokens, width = shape
         found.append(TrainingRatio(rows_at_once, tokens, width, time, memory, beside))
     return found
+
+
+def latency_markdown(warm: Sequence[Row], cold: Sequence[Row], model: Sequence[Row]) -> str:
+    """Milliseconds of one token: each stream alone for a while, streams in turns of one token, and a whole language model."""
+    heads = ["stream", "weights", "window", "turns of", "p50, ms", "p99", "p99.9", "÷ p50", "worst"]
+    made = []
+    for rows, turns in ((warm, "many tokens"), (cold, "one token"), (model, "many tokens")):
+        for row in rows:
+            times = [f"{row[name]:.2f}" for name in ("p50", "p99", "p99.9")]
+            tail = [f"{row['p99.9'] / row['p50']:.1f}", f"{row['worst']:.1f}"]
+            made.append([row["contestant"], row["weights"], f"{row['context']:,}", turns, *times, *tail])
+    return markdown_table(heads, made)
 
 
 def words(items: Sequence[str]) -> str:
