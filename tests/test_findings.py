@@ -6,8 +6,8 @@ import json
 import runpy
 from functools import cache
 from pathlib import Path
-from typing import Any
 from statistics import fmean
+from typing import Any
 
 import pytest
 
