@@ -232,7 +232,8 @@ def speed_markdown(
             f"{words([f'{found.tokens:,}' for found in long])} tokens.",
             f"- Width {least.width}, {least.rows} rows of {least.tokens} tokens: {least.time:.2f} of the time.",
             "- Later, newer code on another processor: width 256 "
-            f"{words([f'{found.time:.2f}' for found in training_ratios(later)])}, width {again.width} {again.time:.2f} of the time.",
+            f"{words([f'{found.time:.2f}' for found in training_ratios(later)])}, "
+            f"width {again.width} {again.time:.2f} of the time.",
         ]
     )
 
