@@ -227,6 +227,7 @@ def test_what_a_token_takes() -> None:
     assert all(whole[weights] < 0.11 * model["language model, by modules", 256, weights]["p50"] for weights in whole)
     assert min(whole.values()) > 0.9 * whole["float32"], "smaller weights gain nothing in this model"
     assert all(3.5 < row["p99.9"] / row["p50"] < 4.5 for row in rows("warm").values())
+    assert 550 < 1 / (1 - rows("warm")["hyperglu", 4096, "float32"]["met"]["1"]) < 650, "one token in 600"
 
 
 def test_how_closely_the_authors_code_is_met() -> None:
