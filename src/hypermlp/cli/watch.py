@@ -211,8 +211,14 @@ def repeat_runs(console: Console, folder: Path, count: int, executor: Executor) 
     say(console, f"{len(runs)} runs of {folder}, which took {minutes:.1f} minutes of one core.")
     dispatch.announce(dispatch.choose())
     screen = Screen(console, lambda records, width: Group())
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
-        found = repeat(runs, executor=executor, tell=lambda progress: live.update(screen.render(progress)), done=screen.done)
+    try:
+        with Live(console=console, refresh_per_second=4, transient=True) as live:
+            found = repeat(
+                runs, executor=executor, tell=lambda progress: live.update(screen.render(progress)), done=screen.done
+            )
+    except KeyboardInterrupt:
+        say(console, "Stopped: nothing was compared, and the folder is as it was.")
+        raise SystemExit(130) from None
     show_repeated(console, found, conditions())
     if any(one.outcome in (CHANGED, FAILED) for one in found):
         raise SystemExit(1)

@@ -20,7 +20,7 @@ from hypermlp.ops.dispatch import rounding
 from hypermlp.provenance import provenance
 from hypermlp.studies import engine
 from hypermlp.studies.executors import Executor
-from hypermlp.studies.folder import Folder, read_lines
+from hypermlp.studies.folder import Folder, plain, read_lines
 from hypermlp.studies.language import LanguageStudy
 from hypermlp.studies.mad import TaskStudy
 from hypermlp.studies.search import PHASE
@@ -145,7 +145,7 @@ def repeat(runs: Sequence[Recorded], *, executor: Executor | None = None, **watc
         with TemporaryDirectory() as folder, Folder(Path(folder)) as temporary:
             temporary.begin({"study": "repeat", "of": str(place)})
             again = engine.run(temporary, [one.job for one in own], own[0].study.work, executor=executor, **watching)
-            found += map(Repeated, own, again)
+            found += map(Repeated, own, map(plain, again))  # as a record is read: a loss that is not finite is None
     return found
 
 
